@@ -1,0 +1,235 @@
+"""Writing captures and derived files: streamed under a partial name, renamed when complete."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cache_store.derived_writer import DerivedWriter, derived_key, derived_path
+from cache_store.errors import StoreError
+from cache_store.file_writer import FileWriter, one_row, versions
+from cache_store.files import (
+    CAPTURE_FILE,
+    PARTIAL,
+    Closing,
+    check_run_id,
+    sweep_partials,
+)
+from cache_store.schema import (
+    REQUIRED,
+    SCHEMA_VERSION,
+    STATE_KINDS,
+    TABLES,
+    blob_array,
+)
+
+__all__ = ["CaptureWriter", "DerivedWriter", "derived_key", "derived_path", "sweep_partials"]
+
+# Of one state blob. DuckDB holds a row group of 2,048 of them in memory, more than once.
+_BLOCK_BYTES = 32 * 1024
+_FLUSH_BYTES = 16 * 1024 * 1024  # of attention rows held back
+
+
+class CaptureWriter(Closing):
+    """Writes one capture while the model runs; nothing is visible before `finish`.
+
+        with CaptureWriter(home / run_id, run_id) as writer:
+            writer.add_states(0, "k", 0, keys)                 # (kv_heads, n, head_dim) float16
+            writer.add_attention(0, step, rows)                # (query_heads, n) float16
+            writer.add("token", {"position": …, "token_id": …, …})
+            writer.finish({"model_id": …, …})
+
+    Leaving the block without `finish` removes everything. Small pieces (one decoding step at a
+    time) are gathered into blocks and batches here. Not thread-safe: one thread writes.
+    """
+
+    def __init__(
+        self, folder: Path, run_id: str, *, memory_limit: str = "512MB", threads: int = 1
+    ) -> None:
+        self.run_id = check_run_id(run_id)
+        path = Path(folder) / CAPTURE_FILE
+        if path.exists():
+            raise StoreError(f"Run {run_id} exists already; a new run needs a new id.")
+        partial = path.with_name(path.name + PARTIAL)
+        self._file = FileWriter(path, partial, TABLES, memory_limit=memory_limit, threads=threads)
+        self._states: dict[tuple[int, str], _Pending] = {}
+        self._attention: list[tuple[int, np.ndarray, np.ndarray, list[np.ndarray]]] = []
+        self._attention_bytes = 0
+        self._created_at = datetime.now(UTC).replace(tzinfo=None)
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of the values handed over so far, before storage."""
+        return self._file.raw_bytes
+
+    def add(self, table: str, columns: Mapping[str, Any]) -> None:
+        """Append rows to `token`, `attention_top`, `step_stat` or `kv_stat` as one Arrow batch.
+
+        columns: every column of the table as numpy array, Arrow array or list (None is NULL).
+        """
+        if table == "capture":
+            raise StoreError("The capture row is written by finish().")
+        self._file.insert(table, self._file.batch(table, columns))
+
+    def add_states(self, layer: int, kind: str, position: int, states: np.ndarray) -> None:
+        """Append the states (heads, n, head_dim) float16 of positions position…position+n-1.
+
+        Positions of one layer and kind come in order, without gaps, in pieces of any length.
+        """
+        states = np.asarray(states)
+        if kind not in STATE_KINDS or states.ndim != 3:
+            raise StoreError(f"States are (heads, n, head_dim) of kind q, k or v, not {kind!r}.")
+        pending = self._states.setdefault((layer, kind), _Pending())
+        if position != pending.end:
+            raise StoreError(
+                f"States of layer {layer}, {kind} continue at position {pending.end}, "
+                f"not {position}."
+            )
+        pending.add(np.asarray(states, dtype=np.float16))
+        size = max(1, _BLOCK_BYTES // max(1, states.shape[0] * states.shape[2] * 2))
+        self._write_states(layer, kind, pending.take(size, partly=False))
+
+    def add_attention(
+        self, layer: int, step: int | Sequence[int] | np.ndarray, rows: np.ndarray
+    ) -> None:
+        """Append attention rows of every query head.
+
+        One step: rows (query_heads, n), the query sits at position n - 1.
+        Steps (m,), consecutive: rows (query_heads, m, n), zero where a row is shorter than n;
+        the last query sits at position n - 1, the others right before it.
+        """
+        rows = np.array(rows, dtype=np.float16)  # a copy: rows are held back
+        steps = np.atleast_1d(np.asarray(step, dtype=np.int32))
+        if rows.ndim == 2:
+            rows = rows[:, None, :]  # (heads, 1, n)
+        _, count, length = rows.shape
+        if count != len(steps) or np.any(np.diff(steps) != 1) or length < count:
+            raise StoreError(
+                f"Attention rows {rows.shape} do not fit the consecutive steps {steps.tolist()}."
+            )
+        positions = length - count + np.arange(count, dtype=np.int32)
+        cut = [rows[:, i, : position + 1] for i, position in enumerate(positions)]
+        self._attention.append((layer, steps, positions, cut))
+        self._attention_bytes += rows.nbytes
+        if self._attention_bytes >= _FLUSH_BYTES:
+            self._write_attention()
+
+    def finish(self, capture: Mapping[str, Any]) -> Path:
+        """Write the capture row, make the file visible and return its path.
+
+        capture: the columns of table `capture`; missing ones are NULL, JSON columns are dicts;
+        id, created_at, finished_at, schema_version, versions and complete have defaults.
+        """
+        for (layer, kind), pending in self._states.items():
+            self._write_states(layer, kind, pending.take(1 << 30, partly=True))
+        self._write_attention()
+        now = datetime.now(UTC).replace(tzinfo=None)
+        row: dict[str, Any] = {column.name: None for column in TABLES["capture"].columns}
+        row |= {"created_at": self._created_at, "finished_at": now, "versions": versions()}
+        row |= capture
+        missing = [name for name in REQUIRED if row[name] is None]
+        if missing:
+            raise StoreError(f"The capture row lacks {', '.join(missing)}.")
+        row |= {"id": self.run_id, "schema_version": SCHEMA_VERSION, "complete": True}
+        self._file.insert("capture", self._file.batch("capture", one_row("capture", row)))
+        try:
+            self._file.publish()
+        except FileExistsError as error:
+            raise StoreError(f"Run {self.run_id} exists already and never changes.") from error
+        return self._file.path
+
+    def close(self) -> None:
+        """Give up: remove the partial file. Does nothing after `finish`."""
+        self._file.discard()
+
+    def _write_states(
+        self, layer: int, kind: str, blocks: list[tuple[int, int, np.ndarray]]
+    ) -> None:
+        for first, block, states in blocks:  # states (blocks, heads, count, head_dim)
+            number, count = states.shape[0], states.shape[2]
+            order = np.arange(number, dtype=np.int32)
+            batch = {
+                "layer": np.full(number, layer, np.int32),
+                "kind": [kind] * number,
+                "block": block + order,
+                "position": first + order * count,
+                "count": np.full(number, count, np.int32),
+                "data": blob_array(states),
+            }
+            self._file.insert("state", self._file.batch("state", batch))
+
+    def _write_attention(self) -> None:
+        """Write the rows held back, ordered by layer, head and step so that zone maps work."""
+        pending, self._attention, self._attention_bytes = self._attention, [], 0
+        layers: dict[int, list[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]] = {}
+        for layer, steps, positions, cut in pending:
+            layers.setdefault(layer, []).append((steps, positions, cut))
+        for layer, pieces in sorted(layers.items()):
+            steps = np.concatenate([piece[0] for piece in pieces])
+            positions = np.concatenate([piece[1] for piece in pieces])
+            cuts = [cut for piece in pieces for cut in piece[2]]  # each (heads, position + 1)
+            heads = len(cuts[0])
+            count = len(cuts)
+            batch = {
+                "layer": np.full(heads * count, layer, np.int32),
+                "head": np.repeat(np.arange(heads, dtype=np.int32), count),
+                "step": np.tile(steps, heads),
+                "position": np.tile(positions, heads),
+                "row": _ragged([cut[head] for head in range(heads) for cut in cuts]),
+            }
+            self._file.insert("attention", self._file.batch("attention", batch))
+
+
+class _Pending:
+    """States of one layer and kind that do not fill a block yet."""
+
+    def __init__(self) -> None:
+        self.end = 0  # next position
+        self._first = 0
+        self._block = 0
+        self._pieces: list[np.ndarray] = []
+
+    def add(self, states: np.ndarray) -> None:
+        self._pieces.append(states)
+        self.end += states.shape[1]
+
+    def take(self, size: int, *, partly: bool) -> list[tuple[int, int, np.ndarray]]:
+        """Whole blocks of `size` positions, and the rest too when `partly`.
+
+        Returns (first position, first block index, states (blocks, heads, count, head_dim)).
+        """
+        ready = self.end - self._first
+        if ready == 0:
+            return []
+        if ready < size and not partly:
+            # The piece may be a view of a buffer that the model overwrites at its next step.
+            self._pieces[-1] = self._pieces[-1].copy()
+            return []
+        pieces = self._pieces
+        states = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+        heads, _, dim = states.shape
+        whole = ready // size
+        taken = []
+        if whole:
+            blocks = states[:, : whole * size].reshape(heads, whole, size, dim).swapaxes(0, 1)
+            taken.append((self._first, self._block, blocks))
+        rest = states[:, whole * size :]
+        if partly and rest.shape[1]:
+            taken.append((self._first + whole * size, self._block + whole, rest[None]))
+            rest = rest[:, :0]
+        self._first = self.end - rest.shape[1]
+        self._block += whole
+        self._pieces = [rest.copy()] if rest.shape[1] else []
+        return taken
+
+
+def _ragged(rows: list[np.ndarray]) -> pa.Array:
+    """Rows of different lengths as one binary column, through one buffer."""
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([row.nbytes for row in rows], out=offsets[1:])
+    data = np.concatenate(rows).view(np.uint8)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_binary(), len(rows), buffers)
