@@ -1,0 +1,402 @@
+"""How a budget is split over layers and heads: scores in, keep masks out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvpolicies.errors import PolicyError
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """One layer at one eviction.
+
+    scores: float32 (heads, n), NaN where not ranked; protected: bool (heads, n), entries inside
+    the windows (they fit the budget); free: bool (heads, n) or None, entries that are kept and
+    not counted; alive: bool (heads, n) or None.
+    """
+
+    scores: Tensor
+    protected: Tensor
+    free: Tensor | None = None
+    alive: Tensor | None = None
+    ties_to_newest: bool = False
+
+    def order(self) -> Tensor:
+        """Indices (heads, n) from the first to be kept to the first to go.
+
+        Free, then protected entries, then unranked ones from newest to oldest, then by score;
+        ties go to the lower position (the higher for `ties_to_newest`).
+        """
+        length = self.scores.shape[1]
+        columns = torch.arange(length, device=self.scores.device)
+        unranked = self.scores.isnan()
+        values = torch.where(unranked, columns.float(), self.scores)
+        flip = self.ties_to_newest
+        first = torch.sort(values.flip(1) if flip else values, dim=1, descending=True, stable=True)[
+            1
+        ]
+        if flip:
+            first = length - 1 - first
+        second = torch.sort(self.classes().gather(1, first), dim=1, descending=True, stable=True)[1]
+        return first.gather(1, second)
+
+    def classes(self) -> Tensor:
+        """uint8 (heads, n): 4 free, 3 protected, 2 unranked, 1 ranked, 0 gone before."""
+        classes = torch.ones_like(self.scores, dtype=torch.uint8)
+        classes[self.scores.isnan()] = 2
+        classes[self.protected] = 3
+        if self.free is not None:
+            classes[self.free] = 4
+        if self.alive is not None:
+            classes[~self.alive] = 0
+        return classes
+
+    def first(self, budget: int) -> Tensor:
+        """Entries kept before any ranking, protected and unranked ones, within a budget."""
+        classes = self.classes()
+        return ((classes == 3) | (classes == 2)).sum(1).clamp(max=budget)
+
+    def counted(self) -> Tensor:
+        """How many entries per head count towards a budget; int64 (heads,)."""
+        classes = self.classes()
+        return ((classes > 0) & (classes < 4)).sum(1)
+
+
+def keep_best(candidates: Candidates, counts: int | Tensor) -> Tensor:
+    """The keep mask (heads, n) of the best `counts` entries per head, free ones besides."""
+    scores, alive = candidates.scores, candidates.alive
+    heads, length = scores.shape
+    if alive is None and candidates.free is None and isinstance(counts, int):
+        if counts >= length:
+            return torch.ones_like(candidates.protected)
+        if counts == length - 1:
+            one = _all_but_worst(candidates)
+            if one is not None:
+                return one
+    free = 0 if candidates.free is None else candidates.free.sum(1)
+    wanted = torch.as_tensor(counts, device=scores.device) + free
+    places = torch.arange(length, device=scores.device)
+    best = (places < wanted.reshape(-1, 1)).expand(heads, length)
+    keep = torch.zeros_like(candidates.protected).scatter_(1, candidates.order(), best)
+    return keep if alive is None else keep & alive
+
+
+def _all_but_worst(candidates: Candidates) -> Tensor | None:
+    """Evicting a single entry needs no sort; None where no entry is ranked."""
+    ranked = ~(candidates.protected | candidates.scores.isnan())
+    masked = candidates.scores.masked_fill(~ranked, math.inf)
+    worst = masked.amin(1, keepdim=True)
+    if bool(worst.isinf().any()):
+        return None
+    columns = torch.arange(masked.shape[1], device=masked.device)
+    tied = masked == worst
+    if candidates.ties_to_newest:
+        gone = torch.where(tied, columns, masked.shape[1]).amin(1, keepdim=True)
+    else:
+        gone = torch.where(tied, columns, -1).amax(1, keepdim=True)
+    return columns != gone
+
+
+class Allocation:
+    """Splits a layer's budget over its heads, or (`over_layers`) a model's over its layers."""
+
+    name: ClassVar[str]
+    idea: ClassVar[str]
+    structured: ClassVar[bool] = True  # heads of a layer keep equally many
+    over_layers: ClassVar[bool] = False
+
+    def layer_budget(self, budget: int, layer: int, layers: int, length: int, windows: int) -> int:
+        """The budget of one layer, windows included."""
+        return budget
+
+    def keep(self, candidates: Candidates, budget: int) -> Tensor:
+        """The keep mask of one layer; bool (heads, n)."""
+        return keep_best(candidates, budget)
+
+    def keep_all(
+        self, candidates: Sequence[Candidates], budgets: Sequence[int], share: float | None
+    ) -> list[Tensor]:
+        """The keep masks of all layers, drawn up together."""
+        raise NotImplementedError
+
+
+ALLOCATIONS: dict[str, type[Allocation]] = {}
+
+
+def allocation(kind: type[Allocation]) -> type[Allocation]:
+    """Class decorator: make an allocation known under its name."""
+    ALLOCATIONS[kind.name] = kind
+    return kind
+
+
+@allocation
+@dataclass(frozen=True)
+class Uniform(Allocation):
+    """The same number everywhere."""
+
+    name = "uniform"
+    idea = "Every layer and KV head keeps equally many entries."
+
+
+@allocation
+@dataclass(frozen=True)
+class Pyramid(Allocation):
+    """PyramidKV: lower layers keep more, in integer steps (METHODS section 3)."""
+
+    name = "pyramid"
+    idea = "Attention narrows with depth, so lower layers keep more entries than higher ones."
+
+    beta: int = 20
+
+    def layer_budget(self, budget: int, layer: int, layers: int, length: int, windows: int) -> int:
+        c = budget - windows
+        if layers == 1 or length < 2 * c:
+            return budget
+        low = c // self.beta
+        high = 2 * c - low
+        if high > length - windows:
+            high = length - windows
+            low = 2 * c - high
+        step = (high - low) // (layers - 1)
+        return high - layer * step + windows
+
+
+@allocation
+@dataclass(frozen=True)
+class HeadAdaptive(Allocation):
+    """Ada-KV: heads share their layer's total by its top scores, with a guaranteed floor."""
+
+    name = "head_adaptive"
+    idea = "Heads whose entries score high among all of the layer get more of its budget."
+    structured = False
+
+    alpha_floor: float = 0.2
+    floor: str = "count"
+
+    def keep(self, candidates: Candidates, budget: int) -> Tensor:
+        if self.floor == "pin":
+            return self._pinned(candidates, budget)
+        classes = candidates.classes()
+        windows = candidates.first(budget)  # (heads,)
+        ranked = classes == 1
+        total = int((budget - windows).clamp(min=0).sum())
+        if total >= int(ranked.sum()):
+            return keep_best(candidates, windows + ranked.sum(1))
+        top = _top_ranked(candidates.scores, ranked, total)
+        wins = top.sum(1).tolist()
+        ordered = [
+            torch.sort(row[there], descending=True)[0].tolist()
+            for row, there in zip(candidates.scores, ranked, strict=True)
+        ]
+        base = math.floor(self.alpha_floor * total / len(wins) + 1e-9)
+        shares = [count * (1 - self.alpha_floor) + base for count in wins]
+        counts = apportion(shares, ordered, total)
+        return keep_best(candidates, windows + torch.tensor(counts, device=windows.device))
+
+    def _pinned(self, candidates: Candidates, budget: int) -> Tensor:
+        """As kvpress: pin each head's top, prune the rest globally."""
+        classes = candidates.classes()
+        counted = (classes > 0) & (classes < 4)
+        total = min(budget * len(classes), int(counted.sum()))
+        pin = max(math.floor(self.alpha_floor * budget + 1e-9), 0)
+        counts = candidates.first(budget).clamp(min=pin)
+        pinned = counted & keep_best(candidates, counts)
+        rest = _top_ranked(candidates.scores, counted & ~pinned, max(0, total - int(pinned.sum())))
+        return pinned | rest | (classes == 4)
+
+
+def _top_ranked(scores: Tensor, among: Tensor, count: int) -> Tensor:
+    """The `count` highest scores among the marked entries of all heads; bool like `scores`.
+
+    Ties go to the lower position, then to the lower head.
+    """
+    flat = scores.T.reshape(-1)
+    index = among.T.reshape(-1).nonzero()[:, 0]
+    best = index[torch.sort(flat[index], descending=True, stable=True)[1][:count]]
+    chosen = torch.zeros_like(flat, dtype=torch.bool)
+    chosen[best] = True
+    return chosen.view(scores.shape[1], scores.shape[0]).T
+
+
+def apportion(shares: Sequence[float], ordered: Sequence[Sequence[float]], total: int) -> list[int]:
+    """Whole numbers near `shares` that sum to `total`, by largest remainders.
+
+    `ordered` are each head's ranked scores, best first: no head gets more than it ranks, and of
+    two heads with equal remainders the one whose next entry scores higher gets it.
+    """
+    counts = [
+        min(math.floor(share + 1e-9), len(scores))
+        for share, scores in zip(shares, ordered, strict=True)
+    ]
+
+    def claim(head: int, step: int) -> tuple[float, float, int]:
+        count = counts[head]
+        remainder = round(step * (shares[head] - count), 9)
+        return remainder, ordered[head][count] if step > 0 else -ordered[head][count - 1], -head
+
+    while sum(counts) != total:
+        step = 1 if sum(counts) < total else -1
+        able = [
+            head
+            for head, count in enumerate(counts)
+            if (count < len(ordered[head]) if step > 0 else count > 0)
+        ]
+        if not able:
+            break
+        counts[max(able, key=lambda head: claim(head, step))] += step
+    return counts
+
+
+@allocation
+@dataclass(frozen=True)
+class Composite(Allocation):
+    """KVCompose: composite slots ranked over all layers, equally many in every head of a layer."""
+
+    name = "composite"
+    idea = "Rank composite slots (every head's k-th best) over all layers and keep the best."
+    over_layers = True
+
+    agg_head: str = "mean"
+    min_per_layer: int = 1
+    match: str = "paper"
+
+    def keep_all(
+        self, candidates: Sequence[Candidates], budgets: Sequence[int], share: float | None
+    ) -> list[Tensor]:
+        windows, slots = [], []
+        for layer, budget in zip(candidates, budgets, strict=True):
+            windows.append(int(layer.first(budget).max()))
+            slots.append(slot_scores(_ranked_sorted(layer), self.agg_head))
+        entries = sum(int(layer.counted().max()) for layer in candidates)
+        total = sum(budgets) if share is None else math.floor(share * entries + 1e-9)
+        total = max(0, min(total, entries) - sum(windows))
+        counts = slot_counts(slots, total, self.min_per_layer)
+        if self.match == "kvpress":
+            counts[0] = max(count + window for count, window in zip(counts, windows, strict=True))
+            counts[0] = min(counts[0] - windows[0], len(slots[0]))
+        return [
+            keep_best(layer, window + count)
+            for layer, window, count in zip(candidates, windows, counts, strict=True)
+        ]
+
+
+def _ranked_sorted(layer: Candidates) -> Tensor:
+    """Each head's ranked scores, best first, cut to the head that ranks fewest; (heads, m)."""
+    ranked = layer.classes() == 1
+    shortest = int(ranked.sum(1).min())
+    scores = layer.scores.masked_fill(~ranked, -math.inf)
+    return torch.sort(scores, dim=1, descending=True)[0][:, :shortest]
+
+
+def slot_scores(ordered: Tensor, agg_head: str = "mean") -> Tensor:
+    """Eq. 19: score of composite slot k from each head's k-th best; (heads, m) -> (m,)."""
+    return ordered.amax(0) if agg_head == "max" else ordered.mean(0)
+
+
+def slot_counts(slots: Sequence[Tensor], total: int, min_per_layer: int = 1) -> list[int]:
+    """Eqs. 20-22: how many of each layer's slots are among the `total` best of all layers.
+
+    `slots` are per layer, best first. Every layer first takes `min_per_layer`; ties go to the
+    lower (layer, slot). Raises `PolicyError` when the total does not reach for that.
+    """
+    floors = [min(min_per_layer, len(layer)) for layer in slots]
+    if total < sum(floors):
+        raise PolicyError(
+            f"a composite budget of {total} slots cannot give each of {len(slots)} layers "
+            f"min_per_layer={min_per_layer}; raise the budget or set min_per_layer=0"
+        )
+    pool = torch.cat([layer[low:] for layer, low in zip(slots, floors, strict=True)])
+    owner = torch.cat(
+        [
+            torch.full((len(layer) - low,), number, device=layer.device)
+            for number, (layer, low) in enumerate(zip(slots, floors, strict=True))
+        ]
+    )
+    best = torch.sort(pool, descending=True, stable=True)[1][: total - sum(floors)]
+    won = torch.bincount(owner[best], minlength=len(slots)).tolist()
+    return [low + extra for low, extra in zip(floors, won, strict=True)]
+
+
+@allocation
+@dataclass(frozen=True)
+class Global(Allocation):
+    """Unstructured: one ranking over layers, heads and tokens."""
+
+    name = "global"
+    idea = "One ranking over all layers, heads and tokens; heads keep different numbers."
+    structured = False
+    over_layers = True
+
+    def keep_all(
+        self, candidates: Sequence[Candidates], budgets: Sequence[int], share: float | None
+    ) -> list[Tensor]:
+        classes = [layer.classes() for layer in candidates]
+        first = [layer.first(budget) for layer, budget in zip(candidates, budgets, strict=True)]
+        kept = [keep_best(layer, counts) for layer, counts in zip(candidates, first, strict=True)]
+        counted = sum(int(layer.counted().sum()) for layer in candidates)
+        heads = classes[0].shape[0]
+        total = sum(budgets) * heads if share is None else math.floor(share * counted + 1e-9)
+        room = max(0, total - sum(int(counts.sum()) for counts in first))
+        scores = torch.cat(
+            [layer.scores[part == 1] for layer, part in zip(candidates, classes, strict=True)]
+        )
+        best = torch.zeros_like(scores, dtype=torch.bool)
+        best[torch.sort(scores, descending=True, stable=True)[1][:room]] = True
+        start = 0
+        for keep, part in zip(kept, classes, strict=True):
+            ranked = part == 1
+            stop = start + int(ranked.sum())
+            keep[ranked] = best[start:stop]
+            start = stop
+        return kept
+
+
+@allocation
+@dataclass(frozen=True)
+class PerHead(Allocation):
+    """DuoAttention: streaming heads keep their windows, the others everything."""
+
+    name = "per_head"
+    idea = "Only some heads retrieve from afar; the others need their sinks and recent entries."
+    structured = False
+    over_layers = True
+
+    streaming: float = 0.5
+    head_pattern: Any = None
+
+    def pattern(self, layer: int, heads: int) -> tuple[Tensor | None, Tensor | None]:
+        """Which heads of one of the model's layers stream, or the weights that rank them.
+
+        A nested list of true and false says which (layers, heads) stream. A file (.npy, or text
+        as DuoAttention publishes it) holds retrieval weights: the heads with the least stream.
+        Raises `PolicyError` where either does not fit the model.
+        """
+        given = self.head_pattern
+        if given is None:
+            return None, None
+        try:
+            matrix = np.asarray(_read_matrix(given) if isinstance(given, str) else given)
+            row = torch.as_tensor(matrix[layer])
+        except (OSError, ValueError, IndexError, TypeError) as error:
+            raise PolicyError(f"head_pattern cannot be read for layer {layer}: {error}") from error
+        if row.shape != (heads,):
+            raise PolicyError(
+                f"head_pattern has {tuple(row.shape)} entries in layer {layer}, but the model has "
+                f"{heads} KV heads"
+            )
+        return (row, None) if row.dtype == torch.bool else (None, row.float())
+
+
+def _read_matrix(path: str) -> np.ndarray:
+    matrix: np.ndarray = (
+        np.load(path, allow_pickle=False) if path.endswith(".npy") else np.loadtxt(path, ndmin=2)
+    )
+    return matrix

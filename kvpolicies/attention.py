@@ -1,0 +1,374 @@
+"""The one attention function that KVScope registers with transformers, and the one definition of
+an attention row.
+
+transformers hands every registered attention function the queries, keys and values after rotary
+embedding, for each architecture that uses its attention interface. Ours computes the output with
+transformers' own SDPA path and lets an observer look at the states, so nothing is slowed down and
+no N x N matrix is ever held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+ATTENTION = "kvscope"
+BLOCK_CELLS = 1 << 23  # attention weights computed at once: 32 MB of float32
+
+
+class Observer(Protocol):
+    """Sees one layer's attention call: states are (1, heads, tokens, head_dim), after rotary."""
+
+    def __call__(
+        self,
+        layer: int,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        softcap: float | None,
+        sliding_window: int | None,
+    ) -> None: ...
+
+
+class UnsupportedAttention(ValueError):
+    """The model's attention has a term that attention rows do not describe."""
+
+
+class Steering(Protocol):
+    """Takes over one attention call of one layer; `compute(query, key, value, mask)` is the
+    model's own attention over whatever keys and values it is given."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        *,
+        scaling: float,
+        softcap: float | None,
+        compute: Callable[..., torch.Tensor],
+    ) -> torch.Tensor: ...
+
+
+_observer: ContextVar[Observer | None] = ContextVar("kvscope_observer", default=None)
+_steering: ContextVar[tuple[int, Steering] | None] = ContextVar("kvscope_steering", default=None)
+
+
+def register() -> None:
+    """Make `attn_implementation="kvscope"` known to transformers. Repeating it changes nothing."""
+    AttentionInterface.register(ATTENTION, _attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def use_our_attention(model: PreTrainedModel) -> None:
+    """Switch `model` to our attention for good; without an observer or an evicting cache it
+    computes what SDPA does. Raises `UnsupportedAttention` where it computes attention itself."""
+    register()
+    model.set_attn_implementation(ATTENTION)
+    if model.config._attn_implementation != ATTENTION:
+        raise UnsupportedAttention(
+            f"{type(model).__name__} computes attention itself instead of through transformers' "
+            "attention interface, so its states cannot be observed"
+        )
+
+
+def steer(layer: int, steering: Steering) -> None:
+    """Hand the next attention call of `layer` to `steering`; a cache does so in its update."""
+    _steering.set((layer, steering))
+
+
+@contextmanager
+def observing(model: PreTrainedModel, observer: Observer) -> Iterator[None]:
+    """Run `model` through our attention function and show every layer's states to `observer`.
+
+    The model's own attention implementation is restored on leaving. Raises `UnsupportedAttention`
+    when the architecture does not use transformers' attention interface.
+    """
+    before = model.config._attn_implementation
+    use_our_attention(model)
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+        model.set_attn_implementation(before)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    for term, meaning in (("s_aux", "learned attention sinks"), ("position_bias", "position bias")):
+        if kwargs.get(term) is not None:
+            raise UnsupportedAttention(
+                f"{type(module).__name__} adds {meaning} to its attention, which attention rows "
+                "over the cached tokens do not describe"
+            )
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    softcap = kwargs.pop("softcap", None)
+    observer = _observer.get()
+    if observer is not None:
+        observer(
+            _layer_index(module),
+            module,
+            query,
+            key,
+            value,
+            scaling=scaling,
+            softcap=softcap,
+            sliding_window=kwargs.get("sliding_window"),
+        )
+
+    def compute(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        if softcap is not None:  # SDPA has no soft-capping
+            return _softcapped(query, key, value, mask, scaling, softcap)
+        if key.shape[1] == query.shape[1]:  # keys already repeated, one per query head
+            output = torch.nn.functional.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=mask,
+                dropout_p=dropout,
+                scale=scaling,
+                is_causal=mask is None and query.shape[2] > 1,
+            )
+            return output.transpose(1, 2).contiguous()
+        output, _ = sdpa_attention_forward(
+            module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return output
+
+    steering = _steering.get()
+    if steering is not None:
+        _steering.set(None)
+        if steering[0] == _layer_index(module):
+            output = steering[1](
+                query,
+                key,
+                value,
+                attention_mask,
+                scaling=scaling,
+                softcap=softcap,
+                compute=compute,
+            )
+            return output, None
+    if softcap is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    return compute(query, key, value, attention_mask), None
+
+
+def _layer_index(module: torch.nn.Module) -> int:
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise UnsupportedAttention(
+            f"{type(module).__name__} does not say which layer it belongs to (no layer_idx)"
+        )
+    return layer
+
+
+def _softcapped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Explicit attention in blocks of queries; (1, H, q, d) -> (1, q, H, d)."""
+    heads, q_length, kv_length = query.shape[1], query.shape[2], key.shape[2]
+    group = heads // key.shape[1]
+    keys = key.repeat_interleave(group, dim=1).transpose(2, 3)
+    values = value.repeat_interleave(group, dim=1)
+    output = query.new_empty((query.shape[0], heads, q_length, value.shape[-1]))
+    block = max(1, BLOCK_CELLS // (heads * kv_length))
+    columns = torch.arange(kv_length, device=query.device)
+    for start in range(0, q_length, block):
+        rows = slice(start, min(start + block, q_length))
+        logits = softcap * torch.tanh(query[:, :, rows] @ keys * (scaling / softcap))
+        if mask is not None:
+            visible = mask[:, :, rows, :kv_length]
+        else:
+            last = torch.arange(rows.start, rows.stop, device=query.device) + kv_length - q_length
+            visible = columns <= last[:, None]
+        if visible.dtype == torch.bool:
+            logits = logits.masked_fill(~visible, -math.inf)
+        else:
+            logits = logits + visible
+        weights = logits.softmax(-1, dtype=torch.float32).to(query.dtype)
+        output[:, :, rows] = weights @ values
+    return output.transpose(1, 2).contiguous()
+
+
+class LayerStates(NamedTuple):
+    """What attention rows of one layer are computed from.
+
+    queries: (query_heads, m, d) of consecutive positions; keys: (kv_heads, n, d) of positions
+    0 ... n-1, both after rotary embedding. A subset of heads is passed as a subset of both.
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    scaling: float
+    softcap: float | None = None
+    sliding_window: int | None = None
+
+
+def attention_rows(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    scaling: float,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+) -> torch.Tensor:
+    """Attention of some queries over all keys, as the model's own softmax gives it.
+
+    queries: (H, m, d), keys: (G, n, d) with G dividing H, positions: (m,) absolute positions of
+    the queries. Returns float32 (H, m, n): rows sum to 1, invisible keys (later than the query, or
+    `sliding_window` or more positions before it) are 0.
+    """
+    heads, count, dim = queries.shape
+    kv_heads, length, _ = keys.shape
+    grouped = queries.float().reshape(kv_heads, heads // kv_heads * count, dim)
+    logits = (grouped @ keys.float().transpose(1, 2)).reshape(heads, count, length)
+    logits *= scaling
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    columns = torch.arange(length, device=keys.device)
+    rows = positions.to(keys.device)[:, None]
+    hidden = columns > rows  # (m, n)
+    if sliding_window is not None:
+        hidden = hidden | (columns <= rows - sliding_window)
+    return logits.masked_fill_(hidden, -math.inf).softmax(-1)
+
+
+def row_blocks(
+    layers: Sequence[LayerStates], query_start: int, multiple: int = 1
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Walk attention rows in blocks that fit in memory.
+
+    Yields (first position, layer number in `layers`, rows (H, block, last position + 1)); blocks
+    hold a multiple of `multiple` queries, and all layers of a block come before the next block.
+    """
+    count = layers[0].queries.shape[1]
+    heads = max(layer.queries.shape[0] for layer in layers)
+    first = 0
+    while first < count:
+        widest = query_start + min(count, first + 512)
+        block = max(1, min(512, BLOCK_CELLS // (heads * widest)) // multiple) * multiple
+        last = min(count, first + block)
+        visible = query_start + last
+        positions = torch.arange(query_start + first, visible)
+        for number, layer in enumerate(layers):
+            yield (
+                query_start + first,
+                number,
+                attention_rows(
+                    layer.queries[:, first:last],
+                    layer.keys[:, :visible],
+                    positions,
+                    scaling=layer.scaling,
+                    softcap=layer.softcap,
+                    sliding_window=layer.sliding_window,
+                ),
+            )
+        first = last
+
+
+def bin_edges(length: int, bins: int) -> np.ndarray:
+    """Edges of at most `bins` equally wide bins over `length` entries (the last may be narrower).
+
+    Returns int64 (number of bins + 1,), from 0 to `length`.
+    """
+    width = max(1, math.ceil(length / bins))
+    return np.append(np.arange(0, length, width), length)
+
+
+def pooled_attention(
+    layers: LayerStates | Sequence[LayerStates],
+    query_start: int,
+    key_range: tuple[int, int],
+    *,
+    bins: int,
+    pool: str = "max",
+    progress: Callable[[int, int], None] | None = None,
+) -> np.ndarray:
+    """Attention averaged over the given heads and layers, pooled to at most `bins` x `bins`.
+
+    Rows are the layers' queries, positions `query_start` onwards; columns the keys of `key_range`
+    (first, last + 1). `pool` is "max" (keeps spikes) or "mean" (keeps mass; over visible cells
+    only). Returns float32 (query bins, key bins), NaN where a bin lies wholly in the future; bins
+    are those of `bin_edges`. Averaging comes before pooling. `progress(done, total)` counts
+    queries and may raise to stop.
+    """
+    if pool not in ("max", "mean"):
+        raise ValueError(f"pool must be 'max' or 'mean', not {pool!r}")
+    layers = [layers] if isinstance(layers, LayerStates) else list(layers)
+    count = layers[0].queries.shape[1]
+    first_key, last_key = key_range
+    query_edges = bin_edges(count, bins)
+    key_edges = bin_edges(last_key - first_key, bins)
+    height, width = int(query_edges[1] - query_edges[0]), int(key_edges[1] - key_edges[0])
+    pooled = np.zeros((len(query_edges) - 1, len(key_edges) - 1), np.float32)
+    mean: torch.Tensor | None = None
+    for position, number, rows in row_blocks(layers, query_start, multiple=height):
+        part = rows.mean(0)[:, first_key:last_key]
+        mean = part if mean is None else mean.add_(part)
+        if number < len(layers) - 1:
+            continue
+        first = position - query_start
+        reduced = _pool(mean / len(layers), height, width, pool)
+        top = first // height
+        pooled[top : top + reduced.shape[0], : reduced.shape[1]] = reduced.cpu().numpy()
+        if progress is not None:
+            progress(first + rows.shape[1], count)
+        mean = None
+    visible = _visible_cells(query_start + query_edges, first_key + key_edges)
+    if pool == "mean":
+        pooled /= np.maximum(visible, 1)
+    pooled[visible == 0] = np.nan
+    return pooled
+
+
+def _pool(cells: torch.Tensor, height: int, width: int, pool: str) -> torch.Tensor:
+    """Maximum or sum over tiles of height x width; (m, n) -> (ceil(m/height), ceil(n/width))."""
+    rows, columns = -cells.shape[0] % height, -cells.shape[1] % width
+    if rows or columns:
+        cells = torch.nn.functional.pad(cells, (0, columns, 0, rows))
+    # First over rows, where the memory is contiguous: ten times faster than both axes at once.
+    strips = cells.reshape(cells.shape[0] // height, height, cells.shape[1])
+    strips = strips.amax(1) if pool == "max" else strips.sum(1)
+    tiles = strips.reshape(strips.shape[0], strips.shape[1] // width, width)
+    return tiles.amax(2) if pool == "max" else tiles.sum(2)
+
+
+def _visible_cells(query_edges: np.ndarray, key_edges: np.ndarray) -> np.ndarray:
+    """How many (query, key) pairs of each bin are causal; float32 (query bins, key bins)."""
+    positions = np.arange(query_edges[0], query_edges[-1])
+    below = np.minimum(positions[:, None] + 1, key_edges[None, :])  # keys before each edge
+    per_row = np.diff(np.maximum(below, key_edges[0]), axis=1)
+    return np.add.reduceat(per_row, query_edges[:-1] - query_edges[0], axis=0).astype(np.float32)

@@ -1,0 +1,70 @@
+"""What was decided at one eviction: score, rank and reason of every entry."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Reason(IntEnum):
+    """Why an entry was kept or not at one decision."""
+
+    NONE = 0
+    SINK = 1
+    RECENT = 2
+    SELECTED = 3
+    EVICTED = 4
+    NEVER_SCORED = 5
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One eviction in one layer, over the entries cached just before it.
+
+    `layer` counts the model's layers; step 0 is the end of prefill. positions int64, scores
+    float32 (NaN: not ranked), keep bool, classes uint8, all (heads, n); `sink` and `seen - recent`
+    bound the windows.
+    """
+
+    layer: int
+    step: int
+    positions: Tensor
+    scores: Tensor
+    keep: Tensor
+    classes: Tensor
+    sink: int
+
+    def gone(self) -> tuple[Tensor, Tensor]:
+        """Heads and positions of the entries that left, each int64 (m,), on the CPU."""
+        gone = (~self.keep & (self.classes > 0)).cpu()
+        heads = torch.arange(len(gone))[:, None].expand_as(gone)[gone]
+        return heads, self.positions.cpu()[gone]
+
+    @property
+    def ranks(self) -> Tensor:
+        """1 for the best ranked entry of each head, 0 where an entry is not ranked."""
+        ranked = (self.classes == 1) & ~self.scores.isnan()
+        values = self.scores.masked_fill(~ranked, -math.inf)
+        order = torch.sort(values, dim=1, descending=True, stable=True)[1]
+        places = torch.arange(1, values.shape[1] + 1, device=order.device).expand_as(order)
+        return torch.zeros_like(order).scatter_(1, order, places) * ranked
+
+    @property
+    def reasons(self) -> Tensor:
+        """uint8 codes of `Reason`; (heads, n)."""
+        reasons = torch.full_like(self.classes, Reason.EVICTED)
+        reasons[self.keep] = Reason.SELECTED
+        window = self.keep & (self.classes == 3)
+        reasons[window] = Reason.RECENT
+        reasons[window & (self.positions < self.sink)] = Reason.SINK
+        reasons[self.keep & ((self.classes == 2) | (self.classes == 4))] = Reason.NEVER_SCORED
+        reasons[self.classes == 0] = Reason.NONE
+        return reasons

@@ -1,0 +1,131 @@
+"""What one layer's cache holds, as a policy sees it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Entries:
+    """The cached entries of one layer, in order of position.
+
+    keys, values: (heads, n, d); positions: int64 (heads, n), ascending per head; `alive`:
+    bool (heads, n) where heads hold different numbers of entries, None where all hold n;
+    `statistics`: tensors (heads, n, ...) that travel with the entries when others leave;
+    `memory`: what a score worked out once for this layer.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        self._keys = keys
+        self._values = values
+        self.positions = positions
+        self.alive: Tensor | None = None
+        self.aligned = True  # nothing was evicted: every head holds all positions
+        self.statistics: dict[str, Tensor] = {}
+        self.memory: dict[str, Any] = {}
+
+    @property
+    def keys(self) -> Tensor:
+        return self._keys
+
+    @property
+    def values(self) -> Tensor:
+        return self._values
+
+    @property
+    def heads(self) -> int:
+        return self.positions.shape[0]
+
+    def __len__(self) -> int:
+        return self.positions.shape[1]
+
+    def counts(self) -> Tensor:
+        """How many entries each head holds; int64 (heads,)."""
+        if self.alive is None:
+            return torch.full((self.heads,), len(self), device=self.positions.device)
+        return self.alive.sum(1)
+
+    def append(self, keys: Tensor, values: Tensor, position: int) -> None:
+        """Add the entries of `position` and the following ones; (heads, m, d)."""
+        self._keys = torch.cat([self._keys, keys], 1)
+        self._values = torch.cat([self._values, values], 1)
+        self._append_positions(position, keys.shape[1])
+
+    def _append_positions(self, position: int, count: int) -> None:
+        new = torch.arange(position, position + count, device=self.positions.device)
+        self.positions = torch.cat([self.positions, new.expand(self.heads, count)], 1)
+        if self.alive is not None:
+            self.alive = torch.nn.functional.pad(self.alive, (0, count), value=True)
+        for name, statistic in self.statistics.items():
+            padding = statistic.new_zeros((self.heads, count, *statistic.shape[2:]))
+            self.statistics[name] = torch.cat([statistic, padding], 1)
+
+    def evict(self, keep: Tensor) -> None:
+        """Drop what `keep` (heads, n) does not name.
+
+        Heads that keep equally many are gathered; otherwise all are cut to the longest, and
+        `alive` says which entries of the shorter ones count.
+        """
+        self.aligned = False
+        counts = keep.sum(1)
+        longest = int(counts.max())
+        equal = bool((counts == longest).all())
+        if equal:
+            index = keep.nonzero()[:, 1].view(self.heads, longest)
+        else:
+            index = torch.sort((~keep).to(torch.uint8), dim=1, stable=True)[1][:, :longest]
+        self._gather(index)
+        columns = torch.arange(longest, device=keep.device)
+        self.alive = None if equal else columns < counts[:, None]
+
+    def fork(self) -> Entries:
+        """An independent copy; states are shared, since they are never written in place."""
+        other = copy.copy(self)
+        other.statistics = {name: held.clone() for name, held in self.statistics.items()}
+        other.memory = dict(self.memory)
+        return other
+
+    def _gather(self, index: Tensor) -> None:
+        self._keys, self._values = take(self._keys, index), take(self._values, index)
+        self.positions = self.positions.gather(1, index)
+        self.statistics = {name: take(held, index) for name, held in self.statistics.items()}
+
+
+class RecordedEntries(Entries):
+    """Entries whose states stay in a recording and are looked up when a score asks for them.
+
+    keys, values: (heads, positions, d), row p belonging to position p.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
+        positions = torch.arange(length, device=keys.device).expand(keys.shape[0], length)
+        super().__init__(keys, values, positions)
+
+    @property
+    def keys(self) -> Tensor:
+        return self._look_up(self._keys)
+
+    @property
+    def values(self) -> Tensor:
+        return self._look_up(self._values)
+
+    def _look_up(self, recorded: Tensor) -> Tensor:
+        return recorded[:, : len(self)] if self.aligned else take(recorded, self.positions)
+
+    def append(self, keys: Tensor, values: Tensor, position: int) -> None:
+        self._append_positions(position, keys.shape[1])
+
+    def _gather(self, index: Tensor) -> None:
+        self.positions = self.positions.gather(1, index)
+        self.statistics = {name: take(held, index) for name, held in self.statistics.items()}
+
+
+def take(states: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` (heads, m) of `states` (heads, n, ...); (heads, m, ...)."""
+    if states.dim() == 2:
+        return states.gather(1, index)
+    heads = torch.arange(states.shape[0], device=states.device)[:, None]
+    return states[heads, index]

@@ -1,0 +1,16 @@
+"""What goes wrong with a policy, said in one sentence."""
+
+
+class PolicyError(ValueError):
+    """A policy cannot be built or run as asked; the message names what and why."""
+
+
+class MissingInput(PolicyError):
+    """A policy needs something that this trace or model does not have.
+
+    `missing` is one of the words of `Score.needs`, for a caller that can record it.
+    """
+
+    def __init__(self, missing: str, message: str) -> None:
+        super().__init__(message)
+        self.missing = missing

@@ -1,0 +1,367 @@
+"""Replay: a policy walked over a recorded run, without a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvpolicies.attention import BLOCK_CELLS, attention_rows
+from kvpolicies.decisions import Decision, Reason
+from kvpolicies.entries import RecordedEntries
+from kvpolicies.errors import PolicyError
+from kvpolicies.plan import Plan, Shape
+from kvpolicies.run import LayerRun, finish_prefill
+from kvpolicies.view import Extras, scaled_logits
+
+if TYPE_CHECKING:
+    from kvpolicies.policy import Policy
+    from kvpolicies.trace import Trace
+
+
+@dataclass
+class Result:
+    """What a policy kept of a run, and why (`policy` is None for masks of another tool).
+
+    evicted_at: int32 (layers, heads, P + T), the step after which an entry is gone: 0 at the end
+    of prefill, T + 1 if never. Heads are KV heads, or query heads for
+    `granularity="query_head"`. exempt: bool (layers,), layers that the policy does not touch
+    because a sliding window rules there. `decisions` are all evictions in order of layer and step,
+    unless `detail` is off.
+    `visible` is None, or bool (layers, query_heads, T + 1, P + T) where the query heads of one KV
+    head attend to different entries: [.., t, :] is what the query of step t attends to, its own
+    entry included; [.., 0, :] what the end of prefill leaves it.
+    """
+
+    policy: Policy | None
+    evicted_at: Tensor
+    exempt: Tensor
+    decisions: list[Decision]
+    budget: int | None
+    prompt_length: int
+    visible: Tensor | None = None
+    label: str = ""
+    detail: bool = True
+
+    @property
+    def title(self) -> str:
+        """What to call it: the policy with its budget, or the label of masks from elsewhere."""
+        return self.label or str(self.policy)
+
+    @property
+    def response_length(self) -> int:
+        return self.evicted_at.shape[2] - self.prompt_length
+
+    def record(self, decision: Decision | None) -> None:
+        """Write down one eviction."""
+        if decision is None:
+            return
+        heads, positions = decision.gone()
+        self.evicted_at[decision.layer, heads, positions] = decision.step
+        if self.detail:
+            self.decisions.append(decision)
+        else:
+            self._write(self._explanations, decision)
+
+    def kept_after(self, step: int) -> Tensor:
+        """What is cached after one step; bool (layers, heads, P + T)."""
+        positions = torch.arange(self.evicted_at.shape[2])
+        return (self.evicted_at > step) & (positions < self.prompt_length + step)
+
+    @cached_property
+    def keep(self) -> Tensor:
+        """What is cached after each step; bool (layers, heads, T + 1, P + T)."""
+        steps = range(self.response_length + 1)
+        return torch.stack([self.kept_after(step) for step in steps], 2)
+
+    def counts(self, step: int | None = None) -> Tensor:
+        """Entries cached after one step (default: the last); int64 (layers, heads)."""
+        return self.kept_after(self.response_length if step is None else step).sum(2)
+
+    @property
+    def realised_budget(self) -> float:
+        """Mean entries per layer and head after the first eviction (the last step, if none)."""
+        touched = self.evicted_at[~self.exempt]
+        if not touched.numel():
+            return float(self.evicted_at.shape[2])
+        first = min(int(touched.min()), self.response_length)
+        return float(self.counts(first)[~self.exempt].float().mean())
+
+    def decision(self, layer: int, step: int) -> Decision | None:
+        """The eviction of one layer after one step, if there was one."""
+        for decision in self.decisions:
+            if decision.layer == layer and decision.step == step:
+                return decision
+        return None
+
+    @cached_property
+    def _explanations(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Score, rank and reason at the last eviction that considered each entry."""
+        shape = self.evicted_at.shape
+        arrays = (
+            torch.full(shape, math.nan),
+            torch.zeros(shape, dtype=torch.int32),
+            torch.full(shape, Reason.NONE, dtype=torch.uint8),
+        )
+        for decision in self.decisions:
+            self._write(arrays, decision)
+        return arrays
+
+    @staticmethod
+    def _write(arrays: tuple[Tensor, Tensor, Tensor], decision: Decision) -> None:
+        there = decision.classes > 0
+        heads = torch.arange(len(there))[:, None].expand(there.shape)[there.cpu()]
+        place = (decision.layer, heads, decision.positions[there].cpu())
+        for array, held in zip(
+            arrays, (decision.scores, decision.ranks, decision.reasons), strict=True
+        ):
+            array[place] = held[there].cpu().to(array.dtype)
+
+    @property
+    def scores(self) -> Tensor:
+        """Each entry's score at the last eviction that considered it; NaN if not ranked."""
+        return self._explanations[0]
+
+    @property
+    def ranks(self) -> Tensor:
+        """Its rank there, 1 the best; 0 if not ranked. int32 (layers, heads, P + T)."""
+        return self._explanations[1]
+
+    @property
+    def reasons(self) -> Tensor:
+        """Codes of `kvpolicies.decisions.Reason` there; uint8 (layers, heads, P + T)."""
+        return self._explanations[2]
+
+
+def replay(policy: Policy, trace: Trace, *, detail: bool = True) -> Result:
+    """Walk a policy over a trace as if its response were forced.
+
+    Evictions change which entries later attention and scores see; the states themselves stay
+    those of the full cache. Without `detail` no list of decisions is kept, whose size grows with
+    layers x steps x budget; scores, ranks and reasons of each entry's last one are. Raises
+    `MissingInput` for what the policy needs and the trace lacks, and `PolicyError` for impossible
+    parameters.
+    """
+    with torch.inference_mode():
+        return _Replay(policy, trace).run(detail)
+
+
+class _Replay:
+    def __init__(self, policy: Policy, trace: Trace) -> None:
+        self.policy, self.trace = policy, trace
+        self.by_query = policy.granularity == "query_head"
+        self.touched = touched_layers(
+            [trace.window_of(layer) for layer in range(trace.layers)], trace.length
+        )
+        cut = policy.scope == "context"
+        assert trace.context_length is not None
+        if cut and trace.context_length < 1:
+            raise PolicyError("scope='context' needs a context, and this prompt has none")
+        ranked = trace.context_length if cut else trace.prompt_length
+        self.plan = Plan(
+            policy,
+            Shape(
+                max(1, len(self.touched)),
+                trace.kv_heads,
+                trace.query_heads,
+                trace.prompt_length,
+                ranked,
+                trace.response_length,
+            ),
+        )
+        # a score that has not seen the question compresses the context alone
+        self.prefilled = trace.prompt_length if policy.score.sees_question else ranked
+
+    def run(self, detail: bool) -> Result:
+        trace, heads, steps = self.trace, self.plan.heads, self.trace.response_length
+        evicted_at = torch.full((trace.layers, heads, trace.length), steps + 1, dtype=torch.int32)
+        exempt = torch.ones(trace.layers, dtype=torch.bool)
+        exempt[self.touched] = False
+        budget, prompt = self.plan.budget, trace.prompt_length
+        result = Result(self.policy, evicted_at, exempt, [], budget, prompt, detail=detail)
+        runs = []
+        for number, layer in enumerate(self.touched):
+            run = self._begin(number, layer)
+            runs.append(run)
+            if not self.plan.together:
+                result.record(run.finish_prefill())
+                self._decode(result, run)
+        if self.plan.together:
+            for decision in finish_prefill(runs):
+                result.record(decision)
+            for run in runs:
+                self._decode(result, run)
+        return result
+
+    def _begin(self, number: int, layer: int) -> LayerRun:
+        trace = self.trace
+        run = LayerRun(self.plan, number, layer, trace.scaling_of(layer), trace.softcap)
+        entries = RecordedEntries(*self._states(layer), self.prefilled)
+        queries = trace.queries[layer][:, : self.prefilled]
+        run.begin(entries, queries, self._extras(layer))
+        return run
+
+    def _states(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, one per keep-set: (heads, P + T, d)."""
+        keys, values = self.trace.keys[layer], self.trace.values[layer]
+        if self.by_query:
+            group = self.trace.group
+            return keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+        return keys, values
+
+    def _extras(self, layer: int) -> Extras:
+        trace = self.trace
+        second = trace.second_reading
+        extras = Extras(
+            lookahead=None if trace.lookahead is None else trace.lookahead[layer],
+            output_norms=None if trace.output_norms is None else trace.output_norms[layer],
+            rotary=trace.rotary,
+            prompt_attention=(
+                None if trace.prompt_attention is None else trace.prompt_attention[layer]
+            ),
+        )
+        if second is not None:
+            extras.second_queries, extras.second_keys = second[0][layer], second[1][layer]
+            if self.by_query:
+                extras.second_keys = extras.second_keys.repeat_interleave(trace.group, 0)
+        if "future" in self.policy.score.needs:
+            extras.future = self._future(layer)
+        return extras
+
+    def _future(self, layer: int) -> Tensor:
+        """The full cache's attention of all steps; float32 (heads, T, P + T)."""
+        trace = self.trace
+        blocks = []
+        size = max(1, BLOCK_CELLS // (trace.query_heads * trace.length))
+        for start in range(trace.prompt_length, trace.length, size):
+            stop = min(trace.length, start + size)
+            rows = attention_rows(
+                trace.queries[layer][:, start:stop],
+                trace.keys[layer],
+                torch.arange(start, stop),
+                scaling=trace.scaling_of(layer),
+                softcap=trace.softcap,
+            )
+            grouped = rows.view(self.plan.heads, -1, *rows.shape[1:])
+            how = self.policy.group_reduce
+            blocks.append(
+                grouped.amax(1)
+                if how == "max"
+                else grouped.sum(1)
+                if how == "sum"
+                else grouped.mean(1)
+            )
+        if not blocks:
+            return trace.keys[layer].new_zeros((self.plan.heads, 0, trace.length)).float()
+        return torch.cat(blocks, 1)
+
+    def _decode(self, result: Result, run: LayerRun) -> None:
+        trace, layer = self.trace, run.model_layer
+        if run.still:
+            return
+        if self._selects:
+            if result.visible is None:
+                result.visible = visible_by_default(trace)
+            self._see(result, run, None if self._chooses else run.visible(trace.queries[layer], 0))
+        history = self.policy.score.history
+        for position, logits in self._steps(run):
+            stop = position + 1
+            start = max(0, stop - history)
+            queries = trace.queries[layer][:, start:stop]
+            run.entries.append(
+                trace.keys[layer][:, position:stop], trace.values[layer][:, position:stop], position
+            )
+            attention = None if logits is None else self._attend(run, logits)
+            run.observe(queries, start, attention)
+            if result.visible is not None:
+                self._see(result, run, run.visible(queries, start))
+            result.record(run.finish_step(queries, start, attention))
+
+    @property
+    def _chooses(self) -> bool:
+        return self.plan.schedule.name == "select"
+
+    @property
+    def _selects(self) -> bool:
+        return self._chooses or (
+            self.plan.schedule.name == "after_prefill_sliding"
+            and self.policy.options["view"] == "query_head"
+        )
+
+    def _see(self, result: Result, run: LayerRun, chosen: Tensor | None) -> None:
+        """Write down what each query head attends to of the entries there are."""
+        assert result.visible is not None
+        positions = run.entries.positions.repeat_interleave(
+            self.trace.query_heads // run.entries.heads, 0
+        )
+        alive = run.entries.alive
+        if chosen is None:
+            chosen = torch.ones_like(positions, dtype=torch.bool)
+            if alive is not None:
+                chosen = chosen & alive.repeat_interleave(self.plan.group, 0)
+        row = result.visible[run.model_layer, :, run.step]
+        row.zero_()
+        chosen, positions = chosen.cpu(), positions.cpu()
+        heads = torch.arange(len(positions))[:, None].expand_as(chosen)[chosen]
+        row[heads, positions[chosen]] = True
+
+    def _steps(self, run: LayerRun) -> Iterator[tuple[int, Tensor | None]]:
+        """Positions of the response, with logits (query_heads, P + T) where they are needed."""
+        trace, layer = self.trace, run.model_layer
+        if not run.watches:
+            for position in range(trace.prompt_length, trace.length):
+                yield position, None
+            return
+        size = max(1, BLOCK_CELLS // (trace.query_heads * trace.length))
+        for start in range(trace.prompt_length, trace.length, size):
+            stop = min(trace.length, start + size)
+            logits = scaled_logits(
+                trace.queries[layer][:, start:stop],
+                trace.keys[layer][:, :stop],
+                run.scaling,
+                run.softcap,
+            )
+            by_step = logits.transpose(0, 1).contiguous()  # (steps, query_heads, positions)
+            for number in range(stop - start):
+                yield start + number, by_step[number]
+
+    def _attend(self, run: LayerRun, logits: Tensor) -> Tensor:
+        """Softmax of one query's logits over the retained entries; (query_heads, n)."""
+        entries = run.entries
+        grouped = logits.view(entries.heads, -1, logits.shape[-1])
+        index = entries.positions[:, None].expand(-1, grouped.shape[1], -1)
+        kept = grouped.gather(2, index)
+        if entries.alive is not None:
+            kept = kept.masked_fill(~entries.alive[:, None], -math.inf)
+        return kept.view(logits.shape[0], -1).softmax(-1)
+
+
+def visible_by_default(trace: Trace) -> Tensor:
+    """Everything causal; bool (layers, query_heads, T + 1, P + T)."""
+    steps = torch.arange(trace.response_length + 1)
+    causal = torch.arange(trace.length) < trace.prompt_length + steps[:, None]
+    return causal.expand(trace.layers, trace.query_heads, -1, -1).clone()
+
+
+def touched_layers(windows: Sequence[int | None], length: int) -> list[int]:
+    """The layers a policy may touch: those with full attention.
+
+    A model that has sliding windows only counts as full within them. Raises `PolicyError` where
+    it is run beyond its window.
+    """
+    full = [layer for layer, window in enumerate(windows) if window is None]
+    if full:
+        return full
+    shortest = min(window for window in windows if window is not None)
+    if length > shortest:
+        raise PolicyError(
+            f"every layer of this model attends within a sliding window of {shortest} tokens, so "
+            f"there is nothing to evict over {length} positions; keep prompt and response "
+            "within the window"
+        )
+    return list(range(len(windows)))

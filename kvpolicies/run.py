@@ -1,0 +1,342 @@
+"""One policy at work on one sequence: what replay and the live cache both call, layer by layer."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kvpolicies.allocations import Candidates, PerHead
+from kvpolicies.decisions import Decision
+from kvpolicies.entries import Entries
+from kvpolicies.plan import Plan
+from kvpolicies.schedules import PerPartition, Select, Sliding
+from kvpolicies.scores.selection import Selection
+from kvpolicies.view import Extras, View
+
+
+class LayerRun:
+    """One layer of one run: its entries, their statistics and the decisions taken.
+
+    `layer` counts the layers the policy may touch, `model_layer` the model's.
+    """
+
+    def __init__(
+        self, plan: Plan, layer: int, model_layer: int, scaling: float, softcap: float | None
+    ) -> None:
+        self.plan, self.layer, self.model_layer = plan, layer, model_layer
+        self.scaling, self.softcap = scaling, softcap
+        self.entries: Entries
+        self.extras = Extras()
+        self.step = 0
+        self.whole = plan.keeps_whole(layer) or not plan.evicts
+        self.active = not isinstance(plan.schedule, Sliding)  # SAGE-KV: did it select at prefill
+        self.streaming: Tensor | None = None  # DuoAttention's streaming heads, bool (heads,)
+        self._scores: Tensor | None = None
+
+    @property
+    def watches(self) -> bool:
+        """Whether the newest query's attention is needed at every step."""
+        sliding = isinstance(self.plan.schedule, Sliding)
+        return self.plan.score.uses_attention and not self.still and not sliding
+
+    @property
+    def _decodes(self) -> bool:
+        return self.plan.schedule.decodes or isinstance(self.plan.schedule, Select)
+
+    @property
+    def still(self) -> bool:
+        """Whether nothing can change any more after prefill."""
+        return self.whole or not self._decodes
+
+    def view(self, queries: Tensor, first_query: int, attention: Tensor | None = None) -> View:
+        plan = self.plan
+        return View(
+            self.entries,
+            queries,
+            first_query,
+            self.scaling,
+            self.softcap,
+            layer=self.layer,
+            step=self.step,
+            ranked=min(plan.shape.ranked, len(self.entries)),
+            prompt_length=plan.shape.prompt_length,
+            pinned=plan.policy.pin_prompt,
+            budget=plan.budget or 0,
+            open_from=self._open_from(first_query + queries.shape[1]),
+            group_reduce=plan.policy.group_reduce,
+            attention=attention,
+            extras=self.extras,
+        )
+
+    def _open_from(self, seen: int) -> int:
+        """First column that LagKV has not compressed yet."""
+        schedule = self.plan.schedule
+        lag = getattr(self.plan.score, "lag", None) or getattr(schedule, "lag", None)
+        if self.step == 0 or not isinstance(schedule, PerPartition) or lag is None:
+            return self.plan.sink
+        done = self.entries.memory.get("compressed", 0)
+        uncompressed = seen - self.plan.sink - done * lag
+        return len(self.entries) - uncompressed
+
+    def fork(self) -> LayerRun:
+        """An independent copy of this layer's state."""
+        other = copy.copy(self)
+        other.entries = self.entries.fork()
+        return other
+
+    # --- end of prefill ---------------------------------------------------------------------
+
+    def begin(self, entries: Entries, queries: Tensor, extras: Extras) -> None:
+        """Take over the prompt's entries; queries (query_heads, n, d) are all of the prompt's."""
+        self.entries, self.extras, self.step = entries, extras, 0
+        if self.whole:
+            return
+        view = self.view(queries, 0)
+        if isinstance(self.plan.allocation, PerHead):
+            self._measure_outside(view)
+        if self._decodes or self.plan.score.uses_attention:
+            self.plan.score.begin(view)
+        if self.plan.schedule.at_prefill and not isinstance(self.plan.schedule, Sliding):
+            self._scores = self.plan.score.score(view)
+        elif isinstance(self.plan.schedule, Sliding):
+            self._scores = view.rows(1)[:, 0]  # (query_heads, n): each query head's own
+
+    def finish_prefill(self) -> Decision | None:
+        """Evict at the end of prefill, where the budget is the layer's own."""
+        plan = self.plan
+        if self.whole or not plan.schedule.at_prefill:
+            return None
+        if isinstance(plan.schedule, Sliding):
+            return self._select_sage()
+        assert self._scores is not None
+        decision = self._evict(self._scores, plan.shape.ranked)
+        self.forget()
+        return decision
+
+    def forget(self) -> None:
+        """Let go of what only the end of the prompt needed."""
+        self._scores = None
+        if "future" not in self.plan.score.needs:
+            self.extras = Extras()
+
+    def candidates(self, scores: Tensor, seen: int) -> Candidates:
+        plan, positions = self.plan, self.entries.positions
+        protected = positions < plan.sink
+        free = None
+        if self.step == 0 and len(self.entries) > seen:
+            free = positions >= seen
+        if plan.recent:
+            protected = protected | ((positions >= seen - plan.recent) & (positions < seen))
+        if plan.policy.pin_prompt:
+            protected = protected | (positions < plan.shape.prompt_length)
+        return Candidates(scores, protected, free, self.entries.alive, plan.score.ties_to_newest)
+
+    def _evict(self, scores: Tensor, seen: int) -> Decision | None:
+        plan = self.plan
+        candidates = self.candidates(scores, seen)
+        if isinstance(plan.schedule, PerPartition):
+            first = self._open_from(seen)
+            keep = plan.schedule.keep(scores, plan.kept_per_partition(self.layer), first)
+            complete = max(0, plan.schedule.partitions(seen, plan.sink) - 1)
+            done = self.entries.memory.get("compressed", 0)
+            self.entries.memory["compressed"] = complete
+            columns = torch.arange(len(self.entries), device=scores.device)
+            last = first + (complete - done) * plan.schedule.lag
+            unranked = (columns < first) | (columns >= last)
+            candidates = replace(candidates, scores=scores.masked_fill(unranked, math.nan))
+        elif isinstance(plan.allocation, PerHead):
+            keep = self._keep_streaming(candidates)
+        else:
+            budget = plan.layer_budget(self.layer)
+            if len(self.entries) <= budget:
+                return None
+            keep = plan.allocation.keep(candidates, budget)
+        return self.apply(candidates, keep)
+
+    def apply(self, candidates: Candidates, keep: Tensor) -> Decision | None:
+        """Evict what `keep` does not name. None when nothing leaves."""
+        gone = ~keep if candidates.alive is None else candidates.alive & ~keep
+        if not bool(gone.any()):
+            return None
+        decision = Decision(
+            self.model_layer,
+            self.step,
+            self.entries.positions,
+            candidates.scores,
+            keep,
+            candidates.classes(),
+            self.plan.sink,
+        )
+        self.entries.evict(keep)
+        return decision
+
+    # --- one more token ---------------------------------------------------------------------
+
+    def visible(self, queries: Tensor, first_query: int) -> Tensor | None:
+        """What the newest query attends to, where that is less than all entries.
+
+        Its entry is already appended. bool (query_heads, n), or None.
+        """
+        if self.whole:
+            return None
+        if isinstance(self.plan.score, Selection):
+            return self.plan.score.choose(self.view(queries, first_query))
+        if isinstance(self.plan.schedule, Sliding) and self.plan.schedule.view == "query_head":
+            return self._sage_visible()
+        return None
+
+    def attention(self, queries: Tensor, first_query: int) -> Tensor:
+        """Softmax of the newest query over everything retained; (query_heads, n)."""
+        return self.view(queries, first_query).rows(1)[:, 0]
+
+    def observe(self, queries: Tensor, first_query: int, attention: Tensor | None) -> None:
+        """Update statistics after one more token, the newest of `queries`."""
+        self.step = first_query + queries.shape[1] - self.plan.shape.prompt_length
+        if not self.still:
+            self.plan.score.update(self.view(queries, first_query, attention))
+
+    def finish_step(
+        self, queries: Tensor, first_query: int, attention: Tensor | None, tokens: int = 1
+    ) -> Decision | None:
+        """Evict after a forward of `tokens` tokens, where the schedule says so."""
+        plan = self.plan
+        if self.still or not plan.schedule.due(self.step - tokens + 1, self.step):
+            return None
+        seen = first_query + queries.shape[1]
+        if isinstance(plan.schedule, Sliding):
+            return self._slide(seen)
+        if isinstance(plan.schedule, PerPartition):
+            done = self.entries.memory.get("compressed", 0)
+            if plan.schedule.partitions(seen, plan.sink) - 1 <= done:
+                return None
+        elif not isinstance(plan.allocation, PerHead) and len(self.entries) <= plan.layer_budget(
+            self.layer
+        ):
+            return None
+        return self._evict(plan.score.score(self.view(queries, first_query, attention)), seen)
+
+    # --- SAGE-KV ----------------------------------------------------------------------------
+
+    def _select_sage(self) -> Decision | None:
+        plan, entries = self.plan, self.entries
+        length, picks = len(entries), plan.picks
+        assert plan.budget is not None
+        self.active = length > max(plan.budget, plan.sink + picks + plan.recent + 1)
+        if not self.active:
+            return None
+        assert self._scores is not None
+        rows = self._scores
+        between = slice(plan.sink, length - 1 - plan.recent)
+        best = torch.sort(rows[:, between], dim=1, descending=True, stable=True)[1][:, :picks]
+        picked = torch.zeros_like(rows, dtype=torch.bool)
+        picked[:, between] = picked[:, between].scatter(1, best, True)
+        own = picked.view(entries.heads, -1, length)  # (kv_heads, group, n)
+        columns = torch.arange(length, device=rows.device)
+        window = ((columns < plan.sink) | (columns >= between.stop)).expand(entries.heads, -1)
+        entries.statistics["picked"] = own.transpose(1, 2).contiguous()
+        grouped = rows.view(entries.heads, -1, length).amax(1)
+        candidates = Candidates(grouped.masked_fill(window, math.nan), window)
+        return self.apply(candidates, window | own.any(1))
+
+    def _sage_visible(self) -> Tensor | None:
+        """Each query head sees sinks, its own picks and what came after the candidates."""
+        if not self.active:
+            return None
+        plan, entries = self.plan, self.entries
+        picked = entries.statistics["picked"]
+        outside = (entries.positions < plan.sink) | (
+            entries.positions >= plan.shape.ranked - 1 - plan.recent
+        )
+        seen = picked | outside[:, :, None]
+        if entries.alive is not None:
+            seen = seen & entries.alive[:, :, None]
+        return seen.transpose(1, 2).reshape(-1, len(entries))
+
+    def _slide(self, seen: int) -> Decision | None:
+        if not self.active:
+            return None
+        plan, entries = self.plan, self.entries
+        recent = entries.positions >= seen - plan.recent - 1
+        window = (entries.positions < plan.sink) | recent
+        scores = torch.full_like(entries.positions, math.nan, dtype=torch.float32)
+        keep = window | entries.statistics["picked"].any(2)
+        if entries.alive is not None:
+            keep = keep & entries.alive
+        return self.apply(Candidates(scores, window, None, entries.alive), keep)
+
+    # --- DuoAttention -----------------------------------------------------------------------
+
+    def _measure_outside(self, view: View) -> None:
+        """Attention that falls outside sinks and recent entries, summed over prompt queries."""
+        allocation = self.plan.allocation
+        assert isinstance(allocation, PerHead)
+        self.streaming, weights = allocation.pattern(self.model_layer, view.heads)
+        if self.streaming is not None or weights is not None:
+            self.entries.memory["outside"] = weights
+            return
+        total = torch.zeros(view.heads, device=view.queries.device)
+        for first, rows in view.prompt_rows():
+            positions = torch.arange(first, first + rows.shape[1], device=rows.device)
+            columns = torch.arange(rows.shape[2], device=rows.device)
+            outside = (columns >= self.plan.sink) & (
+                columns <= positions[:, None] - self.plan.recent
+            )
+            total += view.reduce((rows * outside).sum((1, 2)), "mean")
+        self.entries.memory["outside"] = total
+
+    def _keep_streaming(self, candidates: Candidates) -> Tensor:
+        assert self.streaming is not None
+        everything = torch.ones_like(candidates.protected)
+        keep = torch.where(self.streaming[:, None], candidates.protected, everything)
+        return keep if candidates.alive is None else keep & candidates.alive
+
+
+def finish_prefill(runs: Sequence[LayerRun]) -> list[Decision]:
+    """End of prefill over all layers, for policies that draw up their budgets together."""
+    if not runs or not runs[0].plan.evicts:
+        return []
+    plan = runs[0].plan
+    if isinstance(plan.allocation, PerHead):
+        _mark_streaming(runs)
+        decisions = [run.finish_prefill() for run in runs]
+    elif plan.together:
+        touched = [run for run in runs if not run.whole]
+        if not touched:
+            return []
+        seen = plan.shape.ranked
+        candidates = []
+        for run in touched:
+            assert run._scores is not None
+            candidates.append(run.candidates(run._scores, seen))
+        budgets = [plan.layer_budget(run.layer) for run in touched]
+        keeps = plan.allocation.keep_all(candidates, budgets, plan.share)
+        decisions = [
+            run.apply(layer, keep)
+            for run, layer, keep in zip(touched, candidates, keeps, strict=True)
+        ]
+        for run in touched:
+            run.forget()
+    else:
+        decisions = [run.finish_prefill() for run in runs]
+    return [decision for decision in decisions if decision is not None]
+
+
+def _mark_streaming(runs: Sequence[LayerRun]) -> None:
+    """The heads with the least attention outside sinks and recent entries stream."""
+    if runs[0].streaming is not None:
+        return
+    outside = torch.stack([run.entries.memory["outside"] for run in runs])
+    allocation = runs[0].plan.allocation
+    assert isinstance(allocation, PerHead)
+    share = allocation.streaming
+    count = math.floor(share * outside.numel() + 1e-9)
+    least = torch.sort(outside.flatten(), stable=True)[1][:count]
+    streaming = torch.zeros(outside.numel(), dtype=torch.bool, device=outside.device)
+    streaming[least] = True
+    for run, heads in zip(runs, streaming.view_as(outside), strict=True):
+        run.streaming = heads

@@ -1,0 +1,216 @@
+"""Scores that read attention: of a window, of the newest query, summed, or of a lookahead."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvpolicies.scores.base import Score, pooled, score, unranked_after
+from kvpolicies.view import View, scaled_logits
+
+
+@score
+@dataclass(frozen=True)
+class WindowAttention(Score):
+    """Attention of the last `window` queries, summed over them, pooled along positions."""
+
+    name = "window_attention"
+    idea = "What the last queries of the prompt attend to is what the answer will need."
+    needs = ("queries",)
+    keeps_window = True
+
+    window: int = 32
+    kernel: int = 7
+    pool: str = "max"
+
+    @property
+    def history(self) -> int:  # type: ignore[override]
+        return self.window
+
+    def score(self, view: View) -> Tensor:
+        received = view.reduce(view.rows(self.window).sum(1))  # (kv_heads, n)
+        outside = received[:, : max(0, received.shape[1] - self.window)]
+        return unranked_after(pooled(outside, self.kernel, self.pool), received.shape[1])
+
+
+@score
+@dataclass(frozen=True)
+class LastAttention(Score):
+    """Attention of the newest query, averaged over all query heads: one set per layer (TOVA)."""
+
+    name = "last_attention"
+    idea = "What the newest token does not look at can go."
+    needs = ("queries",)
+    uses_attention = True
+
+    def score(self, view: View) -> Tensor:
+        newest = view.rows(1)[:, 0] if view.attention is None else view.attention
+        return newest.mean(0).expand(view.heads, -1)
+
+
+@score
+@dataclass(frozen=True)
+class CumulativeAttention(Score):
+    """Attention received so far, by all prompt queries and every step since (H2O)."""
+
+    name = "cumulative_attention"
+    idea = "A few entries gather most of the attention; keep those heavy hitters."
+    needs = ("queries",)
+    uses_attention = True
+
+    def begin(self, view: View) -> None:
+        view.entries.statistics["cumulative"] = view.reduced_prompt_sum()
+
+    def update(self, view: View) -> None:
+        view.entries.statistics["cumulative"] += view.received()
+
+    def score(self, view: View) -> Tensor:
+        return view.entries.statistics["cumulative"]
+
+
+@score
+@dataclass(frozen=True)
+class LookaheadAttention(Score):
+    """Attention of pseudo queries, joined with the last `window` prompt queries (LAQ, LAQ++).
+
+    Rows see the prompt's keys only. `mask="released"` places all rows at the prompt's end, as the
+    authors' code does, which hides up to as many keys as there are pseudo queries.
+    """
+
+    name = "lookahead_attention"
+    idea = "Queries of a rough draft of the answer know better what it needs than the prompt's."
+    needs = ("queries", "lookahead")
+    after_prompt = False
+    keeps_window = True
+
+    window: int = 0
+    kernel: int = 7
+    pool: str = "max"
+    lookahead_steps: int = 8
+    lookahead_policy: str = "snapkv"
+    lookahead_budget: int | None = None
+    mask: str = "correct"
+
+    def score(self, view: View) -> Tensor:
+        pseudo = view.need(
+            "lookahead", "lookahead attention needs the queries of a recorded lookahead response"
+        )[:, : self.lookahead_steps]
+        window = min(self.window, view.queries.shape[1])
+        queries = torch.cat([view.queries[:, view.queries.shape[1] - window :], pseudo], 1)
+        length, count = len(view.entries), queries.shape[1]
+        last = torch.arange(length - window, length - window + count, device=queries.device)
+        if self.mask == "released":
+            last = (last - pseudo.shape[1]).clamp(min=0)
+        columns = torch.arange(length, device=queries.device)
+        logits = view.logits(queries).masked_fill(columns > last[:, None], -math.inf)
+        received = view.reduce(logits.softmax(-1).sum(1))
+        return pooled(received, self.kernel, self.pool)
+
+
+def second_copy_rows(view: View, context: int, chunk: int) -> list[Tensor]:
+    """Attention of a second reading to the first copy of the context, block by block.
+
+    Each chunk of the second copy sees the whole first copy and, causally, itself. Yields tensors
+    (query_heads, m, context) that together cover every query of the second copy.
+    """
+    hint = "this policy needs the context's second reading (queries and keys of its second copy)"
+    queries, keys = view.need("second_queries", hint), view.need("second_keys", hint)
+    first = view.entries.keys[:, :context]
+    blocks = []
+    for start in range(0, queries.shape[1], chunk):
+        stop = min(start + chunk, queries.shape[1])
+        size = max(1, (1 << 23) // (queries.shape[0] * (context + stop - start)))
+        for row in range(start, stop, size):
+            last = min(stop, row + size)
+            asked = queries[:, row:last]
+            joined = torch.cat([first, keys[:, start:last].to(first.dtype)], 1)
+            logits = scaled_logits(asked, joined, view.scaling, view.softcap)
+            positions = torch.arange(row - start, last - start, device=logits.device)
+            later = torch.arange(-context, last - start, device=logits.device)
+            logits.masked_fill_(later > positions[:, None], -math.inf)
+            blocks.append(logits.softmax(-1)[:, :, :context])
+    return blocks
+
+
+@score
+@dataclass(frozen=True)
+class Reconstruction(Score):
+    """Largest attention an entry receives while the model repeats the context (KVzip)."""
+
+    name = "reconstruction"
+    idea = "An entry that is not needed to repeat the context is not needed to use it."
+    needs = ("second_reading",)
+    after_prompt = False
+    sees_question = True
+
+    chunk: int = 2000
+
+    def score(self, view: View) -> Tensor:
+        blocks = second_copy_rows(view, view.ranked, self.chunk)
+        largest = torch.stack([view.reduce(rows).amax(1) for rows in blocks]).amax(0)
+        return unranked_after(largest, len(view.entries))
+
+
+@score
+@dataclass(frozen=True)
+class ContextAttention(Score):
+    """KVCompose's attention of task tokens to the context, Eqs. 14-16."""
+
+    name = "context_attention"
+    idea = "Tokens that the task attends to strongly, anywhere, deserve a slot."
+    needs = ("queries", "second_reading")
+    after_prompt = False
+    sees_question = True
+
+    source: str = "context"
+    agg_task: str = "max"
+    agg_group: str = "mean"
+    head_mean: bool = True
+    value_norm: str = "none"
+
+    def score(self, view: View) -> Tensor:
+        context = view.ranked
+        task = self._task(view, context)  # (query_heads, context)
+        if self.value_norm == "output":
+            norms = view.need("output_norms", "value_norm='output' needs the norms of v W_O")
+            task = task * norms[:, :context]
+        grouped = view.reduce(task, self.agg_group)  # (kv_heads, context), Eq. 15
+        if self.value_norm == "value":
+            grouped = grouped * view.entries.values[:, :context].float().norm(dim=-1)
+        if self.head_mean:
+            grouped = with_head_mean(grouped)
+        return unranked_after(grouped, len(view.entries))
+
+    def _task(self, view: View, context: int) -> Tensor:
+        """Attention of the task's tokens, aggregated over them; (query_heads, context), Eq. 14."""
+        if self.source == "context":
+            blocks = second_copy_rows(view, context, max(1, context))
+        elif self.source == "self":
+            blocks = [
+                unranked_zero(rows[:, : max(0, context - first)], context)
+                for first, rows in view.prompt_rows()
+                if first < context
+            ]
+        else:
+            asked = view.queries.shape[1] - context
+            if asked < 1:
+                view.need("question", "source='question' needs a question after the context")
+            blocks = [view.rows(asked)[:, :, :context]]
+        if self.agg_task == "max":
+            return torch.stack([rows.amax(1) for rows in blocks]).amax(0)
+        count = sum(rows.shape[1] for rows in blocks)
+        return torch.stack([rows.sum(1) for rows in blocks]).sum(0) / count
+
+
+def unranked_zero(rows: Tensor, context: int) -> Tensor:
+    """Causal rows cut or filled with zeros to the context's width."""
+    rows = rows[:, :, :context]
+    return torch.nn.functional.pad(rows, (0, context - rows.shape[2]))
+
+
+def with_head_mean(scores: Tensor) -> Tensor:
+    """Eq. 16: each score plus the mean over KV heads; (..., kv_heads, context)."""
+    return scores + scores.mean(-2, keepdim=True)

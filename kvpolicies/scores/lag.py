@@ -1,0 +1,72 @@
+"""LagKV's scores: how an entry's channels stand within the range of a later partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvpolicies.scores.base import Score, score
+from kvpolicies.view import View
+
+
+@score
+@dataclass(frozen=True)
+class LagRelative(Score):
+    """LagKV: spread over channels after min-max normalising by the next partition.
+
+    Entries before `view.open_from` (sinks, and what was compressed before) are not ranked, nor
+    are the last complete partition and the remainder.
+    """
+
+    name = "lag_relative"
+    idea = "An entry that stands out against the tokens that follow it carries information."
+    after_prompt = False  # `per_partition` alone keeps the partitions it needs whole
+
+    lag: int = 128
+
+    def score(self, view: View) -> Tensor:
+        first, length = view.open_from, len(view.entries)
+        partitions = (length - first) // self.lag
+        scores = view.entries.keys.new_full((view.heads, length), float("nan"), dtype=torch.float32)
+        if partitions < 2:
+            return scores
+        ranked = slice(first, first + (partitions - 1) * self.lag)
+        total = torch.zeros(())
+        for states in (view.entries.keys, view.entries.values):
+            whole = states[:, first : first + partitions * self.lag].float()
+            parts = whole.reshape(view.heads, partitions, self.lag, -1)
+            total = total + self._token_value(parts).softmax(-1)
+        scores[:, ranked] = total.reshape(view.heads, -1)
+        return scores
+
+    def _token_value(self, parts: Tensor) -> Tensor:
+        """(heads, partitions, lag, d) -> (heads, partitions - 1, lag)."""
+        return channel_spread(parts[:, :-1], reference=parts[:, 1:])
+
+
+@score
+@dataclass(frozen=True)
+class LocalRelative(LagRelative):
+    """LagKV's variant whose reference is the partition itself."""
+
+    name = "local_relative"
+    idea = "LagKV without the lag: the partition is its own reference."
+
+    def _token_value(self, parts: Tensor) -> Tensor:
+        return channel_spread(parts[:, :-1], reference=parts[:, :-1])
+
+
+def channel_spread(tokens: Tensor, reference: Tensor) -> Tensor:
+    """Unbiased standard deviation over channels of (x − min)/(max − min), Eqs. 2-7.
+
+    Minimum and maximum are the reference's, per channel over its tokens; a channel without range
+    contributes 0. (..., tokens, d) -> (..., tokens).
+    """
+    low, high = reference.amin(-2, keepdim=True), reference.amax(-2, keepdim=True)
+    width = high - low
+    scaled = torch.where(width > 0, (tokens - low) / width.where(width > 0, 1.0), 0.0)
+    if tokens.shape[-1] == 1:
+        return torch.zeros_like(scaled[..., 0])
+    return scaled.std(-1)

@@ -1,0 +1,170 @@
+"""Scores that need no attention, and those that remember when an entry was last attended to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvpolicies.parameters import multiple_of_uniform
+from kvpolicies.scores.base import Score, score
+from kvpolicies.view import View
+
+
+@score
+@dataclass(frozen=True)
+class Position(Score):
+    """Newest is highest (StreamingLLM)."""
+
+    name = "position"
+    idea = "Recent tokens matter, and the first ones hold the softmax together."
+
+    def score(self, view: View) -> Tensor:
+        return view.entries.positions.float()
+
+
+@score
+@dataclass(frozen=True)
+class KeyNorm(Score):
+    """Minus the norm of the key: small keys attract attention."""
+
+    name = "key_norm"
+    idea = "Keys with a small norm tend to receive much attention."
+
+    def score(self, view: View) -> Tensor:
+        return -view.entries.keys.float().norm(dim=-1)
+
+
+@score
+@dataclass(frozen=True)
+class Random(Score):
+    """A number per (seed, layer, head, position), the same in every run."""
+
+    name = "random"
+    idea = "The floor: no knowledge at all."
+
+    seed: int = 0
+
+    def score(self, view: View) -> Tensor:
+        heads = torch.arange(view.heads, device=view.entries.positions.device)[:, None]
+        mixed = view.entries.positions * 0x9E3779B1 + heads * 0x85EBCA6B
+        mixed = mixed + view.layer * 0xC2B2AE35 + self.seed * 0x27D4EB2F
+        for _ in range(3):  # a xorshift-multiply hash on 32 bits
+            mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D & 0xFFFFFFFF
+            mixed = (mixed ^ (mixed >> 13)) * 0x297A2D39 & 0xFFFFFFFF
+        return ((mixed ^ (mixed >> 16)) >> 8).float() / (1 << 24)
+
+
+@score
+@dataclass(frozen=True)
+class Timestamp(Score):
+    """Last step at which attention reached α; a new entry is stamped with its own step (RaaS).
+
+    Prompt entries are stamped by the prompt's own rows, which carry steps up to 0.
+    """
+
+    name = "timestamp"
+    idea = "A milestone token that is still being consulted keeps a fresh time stamp."
+    needs = ("queries",)
+    uses_attention = True
+    ties_to_newest = True
+
+    alpha: float | str = 1e-4
+
+    def begin(self, view: View) -> None:
+        stamp = (view.entries.positions - view.prompt_length + 1).int()
+        for first, rows in () if view.pinned else view.prompt_rows():
+            received = view.reduce(rows)  # (kv_heads, block, last position)
+            steps = torch.arange(first, first + rows.shape[1], device=rows.device)
+            steps = (steps - view.prompt_length + 1).int()[None, :, None]
+            seen = (steps + view.prompt_length).float()
+            alpha = self.alpha
+            level = multiple_of_uniform(alpha) / seen if isinstance(alpha, str) else alpha
+            newest = torch.where(received >= level, steps, -view.prompt_length).amax(1)
+            stamp[:, : newest.shape[1]] = torch.maximum(stamp[:, : newest.shape[1]], newest)
+        view.entries.statistics["stamp"] = stamp
+
+    def update(self, view: View) -> None:
+        stamp = view.entries.statistics["stamp"]
+        active = view.received() >= view.uniform_multiple(self.alpha)
+        stamp[active] = view.step
+        stamp[:, -1] = view.step
+
+    def score(self, view: View) -> Tensor:
+        return view.entries.statistics["stamp"].float()
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return 2 * torch.sigmoid(-x)
+
+
+# Falling from 1 at x = 0 towards 0; all but the first are named without formulas in Table 5.
+CURVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": _sigmoid,
+    "exp": lambda x: torch.exp(-x),
+    "tanh": lambda x: 1 - torch.tanh(x),
+    "log": lambda x: 1 / (1 + torch.log1p(x)),
+    "inverse": lambda x: 1 / (1 + x),
+}
+
+
+@score
+@dataclass(frozen=True)
+class Recurrence(Score):
+    """LazyEviction: entries that came back before will come back (maximum recurrence interval).
+
+    `stamp` is the last active step, `mri` the longest interval between two active steps.
+    """
+
+    name = "recurrence"
+    idea = "A token's longest pause so far tells how long to wait before giving it up."
+    needs = ("queries",)
+    uses_attention = True
+
+    alpha: float | str = 5e-4
+    form: str = "released"
+    h1: str = "sigmoid"
+    h2: str = "sigmoid"
+
+    def begin(self, view: View) -> None:
+        for name in ("stamp", "mri"):
+            view.entries.statistics[name] = torch.zeros_like(
+                view.entries.positions, dtype=torch.int32
+            )
+
+    def update(self, view: View) -> None:
+        stamp, mri = view.entries.statistics["stamp"], view.entries.statistics["mri"]
+        stamp[:, -1] = view.step - 1  # the token appended at this step
+        active = view.received() >= view.uniform_multiple(self.alpha)
+        pause = view.step - stamp
+        torch.where(active, torch.maximum(mri, pause), mri, out=mri)
+        stamp[active] = view.step
+
+    def score(self, view: View) -> Tensor:
+        stamp, mri = view.entries.statistics["stamp"], view.entries.statistics["mri"]
+        return recurrence_score(view.step - stamp, mri, self.form, self.h1, self.h2)
+
+
+def recurrence_score(
+    pause: Tensor, mri: Tensor, form: str = "released", h1: str = "sigmoid", h2: str = "sigmoid"
+) -> Tensor:
+    """LazyEviction's H1 + H2 from the steps since last active and the MRI, float32.
+
+    `form="printed"` takes the limits of the printed formulas where they divide by zero.
+    """
+    pause, mri = pause.float(), mri.float()
+    if form == "released":
+        x1 = 1 + pause / (mri + 1e-5)
+        x2 = mri - 1
+    else:
+        x1 = torch.where(pause > 0, pause / mri, 0.0)  # mri 0: infinite, its curve's limit
+        x2 = torch.where(mri == 1, math.inf, 1 / (mri - 1))
+    total = torch.zeros_like(pause)
+    if h1 != "off":
+        total = total + CURVES[h1](x1)
+    if h2 != "off":
+        total = total + torch.where(mri == 0, 0.0, CURVES[h2](x2.clamp(min=0)))
+    return total

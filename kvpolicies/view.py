@@ -1,0 +1,142 @@
+"""What a score looks at: one layer's entries and the queries that have seen them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvpolicies.attention import LayerStates, row_blocks
+from kvpolicies.entries import Entries
+from kvpolicies.errors import MissingInput
+
+
+@dataclass
+class Extras:
+    """What some scores need besides the states; None where it was not recorded."""
+
+    lookahead: Tensor | None = None  # (query_heads, n, d)
+    second_queries: Tensor | None = None  # (query_heads, context, d)
+    second_keys: Tensor | None = None  # (kv_heads, context, d)
+    question: Tensor | None = None  # (query_heads, m, d), the newest prompt queries
+    output_norms: Tensor | None = None  # (query_heads, positions)
+    rotary: tuple[Tensor, Tensor] | None = None  # cos and sin, (positions, d)
+    future: Tensor | None = None  # (kv_heads, T, P + T), the full cache's attention
+    prompt_attention: Tensor | None = None  # (query_heads, P), summed over the prompt's queries
+
+
+@dataclass
+class View:
+    """One layer at one step.
+
+    `queries` (query_heads, m, d) are the newest ones, the first of them at `first_query`: all of
+    the prompt at its end, a short history while decoding. `attention` (query_heads, n) is the
+    newest query's over the entries, after a generated token. `ranked` is how many of the first
+    positions may be evicted.
+    """
+
+    entries: Entries
+    queries: Tensor
+    first_query: int
+    scaling: float
+    softcap: float | None = None
+    layer: int = 0
+    step: int = 0
+    ranked: int = 0
+    prompt_length: int = 0
+    pinned: bool = False  # prompt entries are never ranked
+    budget: int = 0
+    open_from: int = 0
+    group_reduce: str = "mean"
+    attention: Tensor | None = None
+    extras: Extras = field(default_factory=Extras)
+
+    @property
+    def heads(self) -> int:
+        return self.entries.heads
+
+    @property
+    def seen(self) -> int:
+        """Tokens the model has seen so far."""
+        return self.first_query + self.queries.shape[1]
+
+    def need(self, name: str, hint: str) -> Tensor:
+        """One of the extras. Raises `MissingInput` saying what the policy needs."""
+        value = getattr(self.extras, name)
+        if value is None:
+            word = "second_reading" if name.startswith("second_") else name
+            raise MissingInput(word, hint)
+        return value
+
+    def reduce(self, heads: Tensor, how: str | None = None) -> Tensor:
+        """(query_heads, ...) to one number per KV head: (kv_heads, ...)."""
+        grouped = heads.view(self.heads, -1, *heads.shape[1:])
+        how = how or self.group_reduce
+        if how == "max":
+            return grouped.amax(1)
+        return grouped.sum(1) if how == "sum" else grouped.mean(1)
+
+    def received(self) -> Tensor:
+        """Attention of the newest query per KV head; float32 (kv_heads, n)."""
+        assert self.attention is not None
+        return self.reduce(self.attention)
+
+    def reduced_prompt_sum(self) -> Tensor:
+        """Attention each entry received from all prompt queries; float32 (kv_heads, n)."""
+        derived = self.extras.prompt_attention
+        whole = derived is not None and derived.shape[1] == self.queries.shape[1]
+        if derived is not None and whole and self.group_reduce != "max":
+            return self.reduce(derived.float()).clone()
+        total = self.queries.new_zeros((self.heads, len(self.entries)), dtype=torch.float32)
+        for _, rows in self.prompt_rows():
+            total[:, : rows.shape[2]] += self.reduce(rows).sum(1)
+        return total
+
+    def uniform_multiple(self, alpha: float | str) -> float | Tensor:
+        """The threshold α: a number, or c/n over the entries each head holds, (kv_heads, 1)."""
+        from kvpolicies.parameters import multiple_of_uniform
+
+        if isinstance(alpha, str):
+            return multiple_of_uniform(alpha) / self.entries.counts()[:, None].float()
+        return alpha
+
+    def logits(self, queries: Tensor) -> Tensor:
+        """Scaled, soft-capped logits of some queries over all entries; (query_heads, m, n)."""
+        return scaled_logits(queries, self.entries.keys, self.scaling, self.softcap)
+
+    def rows(self, count: int) -> Tensor:
+        """Softmax rows of the newest `count` queries over the entries; (query_heads, m, n)."""
+        queries = self.queries[:, -min(count, self.queries.shape[1]) :]
+        return self.softmax(self.logits(queries), self.seen - queries.shape[1])
+
+    def softmax(self, logits: Tensor, first_query: int) -> Tensor:
+        """Causal softmax of logits (query_heads, m, n) whose queries start at `first_query`."""
+        positions = torch.arange(first_query, first_query + logits.shape[1], device=logits.device)
+        hidden = self.entries.positions[:, None, :] > positions[:, None]  # (kv_heads, m, n)
+        if self.entries.alive is not None:
+            hidden = hidden | ~self.entries.alive[:, None, :]
+        grouped = logits.view(self.heads, -1, *logits.shape[1:])
+        weights = grouped.masked_fill(hidden[:, None], -math.inf).softmax(-1)
+        return weights.nan_to_num_(0.0).view_as(logits)  # a query all of whose entries are gone
+
+    def prompt_rows(self) -> Iterator[tuple[int, Tensor]]:
+        """Causal rows of every prompt query in blocks: (first position, (query_heads, m, last))."""
+        states = LayerStates(self.queries, self.entries.keys, self.scaling, self.softcap)
+        for first, _, rows in row_blocks([states], self.first_query):
+            yield first, rows
+
+
+def scaled_logits(
+    queries: Tensor, keys: Tensor, scaling: float, softcap: float | None = None
+) -> Tensor:
+    """q·k with the model's scaling, soft-capped where the model does that.
+
+    queries (query_heads, m, d), keys (kv_heads, n, d) -> float32 (query_heads, m, n).
+    """
+    heads, count, dim = queries.shape
+    grouped = queries.float().reshape(keys.shape[0], -1, dim)
+    logits = (grouped @ keys.float().transpose(1, 2)).view(heads, count, keys.shape[1]) * scaling
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
