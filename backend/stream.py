@@ -1,0 +1,77 @@
+"""A thread beside the model's: what must happen in order, but need not be waited for."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+SHORTEST_QUEUE = 3
+
+
+class Background:
+    """Runs submitted calls one after the other; the first error stops everything.
+
+    Nothing runs before `start` or until `length` calls wait: prefill keeps all cores busy, decode
+    does not. From then on a full queue makes `submit` wait. Its tensors use one core. Leaving the
+    block without an error waits for what was submitted and raises its error; with one, what waits
+    is dropped.
+    """
+
+    def __init__(self, length: int = SHORTEST_QUEUE) -> None:
+        length = max(length, SHORTEST_QUEUE)
+        self._queue: queue.Queue[Callable[[], object] | None] = queue.Queue(length)
+        self._started = threading.Event()
+        self._error: BaseException | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
+
+    def submit(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Raises the error of an earlier call, after which nothing more is run."""
+        if self._error is not None:
+            raise self._error
+        if self._queue.full():
+            self.start()
+        self._queue.put(lambda: call(*arguments))
+
+    def start(self) -> None:
+        """Begin with what was submitted, if that has not happened yet."""
+        self._started.set()
+
+    def __enter__(self) -> Self:
+        threads = torch.get_num_threads()
+        self._thread.start()
+        self._ready.wait()
+        torch.set_num_threads(threads)  # the number is each thread's own, its default is shared
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None and self._error is None:
+            self._error = error
+        self.start()
+        self._queue.put(None)
+        self._thread.join()
+        if error is None and self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        self._ready.set()
+        self._started.wait()
+        with torch.inference_mode():
+            while (call := self._queue.get()) is not None:
+                if self._error is None:
+                    try:
+                        call()
+                    except BaseException as error:
+                        self._error = error
+                del call  # its tensors go now, not when the next call comes
