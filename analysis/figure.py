@@ -1,0 +1,246 @@
+"""A figure as data: one description that is drawn on screen, on paper, and as a table.
+
+`analysis` functions return a `Figure`; renderers (`plotly_renderer` on screen) draw it. A new mark
+is a row in `MARKS` (which arrays it needs, and their shapes) and one drawing function per renderer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.colours import SEQUENTIAL
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis.
+
+    values: (n,) the position of each cell, point or bar; default 0 ... n-1.
+    edges: (n + 1,) when cell i stands for the positions edges[i] ... edges[i+1] - 1 (pooled cells).
+    ticks: (position, text) pairs to label, text shown as it is (never as HTML); default numbers.
+    unit: appended to the label of the axis and to numbers in the table's column name.
+    """
+
+    label: str
+    values: np.ndarray | None = None
+    edges: np.ndarray | None = None
+    ticks: tuple[tuple[float, str], ...] = ()
+    unit: str = ""
+    log: bool = False
+    reversed: bool = False
+    range: tuple[float, float] | None = None
+
+    @property
+    def name(self) -> str:
+        """Label with its unit in brackets."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+@dataclass(frozen=True)
+class ColourScale:
+    """How a heatmap's numbers become colours. `range` is fixed wherever figures are compared."""
+
+    label: str
+    range: tuple[float, float]
+    name: str = SEQUENTIAL
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line, bar or layer of bars; colour and dash default to the palette's next."""
+
+    name: str
+    colour: str | None = None
+    dash: str | None = None
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A place on the axes: `kind` "cell" (x and y, outlined), "x" or "y" (a line across).
+
+    `selected` marks the reader's own choice, which is drawn stronger than a mere border.
+    """
+
+    kind: str
+    x: float | None = None
+    y: float | None = None
+    label: str = ""
+    selected: bool = False
+
+    def __post_init__(self) -> None:
+        needed = {"cell": (self.x, self.y), "x": (self.x,), "y": (self.y,)}.get(self.kind)
+        if needed is None or None in needed:
+            raise ValueError(f"{self} is no marker: it needs kind cell, x or y, and its place")
+
+
+@dataclass(frozen=True)
+class Note:
+    """The words below a figure: how to read it, its formula, and the paper figure it follows."""
+
+    how_to_read: str
+    formula: str = ""
+    source: str = ""
+
+
+# mark -> required arrays and their shapes; letters are sizes that must agree
+MARKS: dict[str, dict[str, str]] = {
+    "heatmap": {"z": "yx"},
+    "lines": {"y": "sx"},
+    "bars": {"y": "sx"},
+    "stacked_bars": {"y": "sx"},
+    "scatter": {"x": "p", "y": "p"},
+}
+OPTIONAL_ARRAYS: dict[str, dict[str, str]] = {
+    "heatmap": {},
+    "lines": {"low": "sx", "high": "sx"},  # a band around each line
+    "bars": {},
+    "stacked_bars": {},
+    "scatter": {"colour": "p", "series": "p"},  # a number, or an index into `series`
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a figure shows, without saying how it is drawn.
+
+    arrays: by name, with the shapes of `MARKS` (y rows, x columns, s series, p points). NaN is
+    "no such cell", drawn as nothing. Raises ValueError when parts do not fit together.
+    """
+
+    mark: str
+    title: str
+    x: Axis
+    y: Axis
+    arrays: Mapping[str, np.ndarray]
+    series: tuple[Series, ...] = ()
+    colour: ColourScale | None = None
+    markers: tuple[Marker, ...] = ()
+    point_text: tuple[str, ...] = ()  # of each scatter point, shown as it is
+    pickable: bool = False  # a small heatmap whose cells the reader may click
+    caption: str = ""
+    alt: str = ""
+    note: Note | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = self._sizes()
+        if self.mark == "heatmap" and self.colour is None:
+            raise ValueError(f"figure {self.title!r}: a heatmap needs a colour scale")
+        if "s" in sizes and len(self.series) != sizes["s"]:
+            raise ValueError(
+                f"figure {self.title!r}: {len(self.series)} series names for {sizes['s']} series"
+            )
+        for name, axis in (("x", self.x), ("y", self.y)):
+            size = sizes.get(name)
+            if size is None:
+                continue
+            if axis.values is not None and len(axis.values) != size:
+                raise ValueError(
+                    f"figure {self.title!r}: {len(axis.values)} {name} values for {size} {name}s"
+                )
+            if axis.edges is not None and len(axis.edges) != size + 1:
+                raise ValueError(
+                    f"figure {self.title!r}: {len(axis.edges)} {name} edges for {size} {name}s, "
+                    f"{size + 1} are needed"
+                )
+        if self.colour is not None:
+            low, high = self.colour.range
+            if not (np.isfinite(low) and np.isfinite(high) and low < high):
+                raise ValueError(
+                    f"figure {self.title!r}: colour range {self.colour.range} is not from a "
+                    "smaller to a larger number"
+                )
+            if self.colour.log and low <= 0:
+                raise ValueError(
+                    f"figure {self.title!r}: a logarithmic colour range cannot begin at {low}"
+                )
+
+    def _sizes(self) -> dict[str, int]:
+        """The size behind each shape letter, checked against every array."""
+        if self.mark not in MARKS:
+            raise ValueError(
+                f"figure {self.title!r}: {self.mark!r} is no mark, the marks are {', '.join(MARKS)}"
+            )
+        required, optional = MARKS[self.mark], OPTIONAL_ARRAYS[self.mark]
+        missing = required.keys() - self.arrays.keys()
+        if missing:
+            raise ValueError(
+                f"figure {self.title!r}: {self.mark} needs the array {sorted(missing)[0]!r}"
+            )
+        sizes: dict[str, int] = {}
+        for name, array in self.arrays.items():
+            letters = (required | optional).get(name)
+            if letters is None:
+                raise ValueError(
+                    f"figure {self.title!r}: {self.mark} has no array {name!r}, only "
+                    f"{', '.join(required | optional)}"
+                )
+            if array.ndim != len(letters):
+                raise ValueError(
+                    f"figure {self.title!r}: {name} has {array.ndim} dimensions, "
+                    f"{self.mark} needs {len(letters)}"
+                )
+            for letter, size in zip(letters, array.shape, strict=True):
+                if sizes.setdefault(letter, size) != size:
+                    raise ValueError(
+                        f"figure {self.title!r}: {name} has shape {array.shape}, which does not "
+                        f"fit the other arrays ({letter} is {sizes[letter]} there)"
+                    )
+        return sizes
+
+    def table(self) -> pd.DataFrame:
+        """The data behind the figure, one row per cell, point or bar, for CSV and Parquet."""
+        if self.mark == "heatmap":
+            return self._heatmap_table()
+        if self.mark == "scatter":
+            return self._scatter_table()
+        y = self.arrays["y"]
+        columns = _axis_columns(self.x, y.shape[1], self.x.name)
+        columns = {name: np.tile(values, y.shape[0]) for name, values in columns.items()}
+        names = np.array([series.name for series in self.series], dtype=object)
+        frame = pd.DataFrame({"series": np.repeat(names, y.shape[1]), **columns})
+        frame[self.y.name] = y.reshape(-1)
+        for name in ("low", "high"):
+            if name in self.arrays:
+                frame[name] = self.arrays[name].reshape(-1)
+        return frame
+
+    def _heatmap_table(self) -> pd.DataFrame:
+        z = self.arrays["z"]
+        rows = _axis_columns(self.y, z.shape[0], self.y.name)
+        columns = _axis_columns(self.x, z.shape[1], self.x.name)
+        assert self.colour is not None
+        frame = pd.DataFrame(
+            {name: np.repeat(values, z.shape[1]) for name, values in rows.items()}
+            | {name: np.tile(values, z.shape[0]) for name, values in columns.items()}
+            | {self.colour.label: z.reshape(-1)}
+        )
+        return frame[~np.isnan(z.reshape(-1))].reset_index(drop=True)
+
+    def _scatter_table(self) -> pd.DataFrame:
+        data: dict[str, Any] = {
+            self.x.name: self.arrays["x"],
+            self.y.name: self.arrays["y"],
+        }
+        if "colour" in self.arrays and self.colour is not None:
+            data[self.colour.label] = self.arrays["colour"]
+        if "series" in self.arrays:
+            data["series"] = [self.series[index].name for index in self.arrays["series"]]
+        if self.point_text:
+            data["text"] = list(self.point_text)
+        return pd.DataFrame(data)
+
+
+def _axis_columns(axis: Axis, size: int, name: str) -> dict[str, np.ndarray]:
+    """The column(s) that say where each cell along an axis lies."""
+    if axis.edges is not None:
+        edges = np.asarray(axis.edges)
+        return {f"{name}, first": edges[:-1], f"{name}, last": edges[1:] - 1}
+    values = np.arange(size) if axis.values is None else np.asarray(axis.values)
+    return {name: values}

@@ -1,0 +1,225 @@
+"""How each mark of a `Figure` becomes Plotly traces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from analysis.colours import series_colour, series_dash, series_pattern
+from analysis.figure import Axis, ColourScale, Figure
+from analysis.words import number
+
+_ESCAPES = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;", "%": "&#37;", "{": "&#123;"}
+)
+
+
+def escaped(text: str) -> str:
+    """Text that Plotly shows as it is: no tags, no entities, no TeX and no template fields."""
+    return text.translate(_ESCAPES)
+
+
+def _heatmap(drawn: go.Figure, figure: Figure) -> None:
+    scale = figure.colour
+    assert scale is not None
+    z = np.ascontiguousarray(figure.arrays["z"], np.float32)
+    low, high = scale.range
+    shown: dict[str, Any] = {"z": z, "zmin": low, "zmax": high}
+    value = "%{z:.3~g}"
+    if scale.log:
+        with np.errstate(invalid="ignore"):
+            logarithms = np.log10(np.clip(z, low, high))
+        shown = {"z": logarithms, "zmin": math.log10(low), "zmax": math.log10(high)}
+        shown["customdata"] = z
+        value = "%{customdata:.3~g}"
+    x, y = spacing(figure.x, z.shape[1]), spacing(figure.y, z.shape[0])
+    template = (
+        f"{_hover(figure.y, 'y', y[1])}<br>{_hover(figure.x, 'x', x[1])}<br>"
+        f"{escaped(scale.label)} <b>{value}</b><extra></extra>"
+    )
+    drawn.add_heatmap(
+        x0=x[0],
+        dx=x[1],
+        y0=y[0],
+        dy=y[1],
+        colorscale=scale.name,
+        colorbar=_colour_bar(scale),
+        hovertemplate=template,
+        hoverongaps=False,
+        xgap=0,
+        ygap=0,
+        **shown,
+    )
+    if figure.pickable:  # Streamlit reports clicks on points, never on heatmap cells
+        rows, columns = np.nonzero(~np.isnan(z))
+        drawn.add_scatter(
+            x=x[0] + columns * x[1],
+            y=y[0] + rows * y[1],
+            customdata=z[rows, columns],
+            mode="markers",
+            marker={"size": 22, "symbol": "square", "opacity": 0},
+            hovertemplate=template.replace("%{z:", "%{customdata:"),
+            showlegend=False,
+        )
+
+
+def spacing(axis: Axis, count: int) -> tuple[float, float]:
+    """Centre of the first cell and distance of cells; the axis' range cuts a narrower last one."""
+    if axis.edges is not None:
+        width = float(axis.edges[1] - axis.edges[0])
+        return float(axis.edges[0]) + (width - 1) / 2, width
+    if axis.values is None or len(axis.values) == 0:
+        return 0.0, 1.0
+    step = float(axis.values[1] - axis.values[0]) if count > 1 else 1.0
+    return float(axis.values[0]), step
+
+
+def _hover(axis: Axis, name: str, width: float) -> str:
+    """The line of a hover that names the position: the token, the number, or the pooled range."""
+    if axis.ticks:
+        return f"{escaped(axis.label)} %{{{name}}}"
+    spread = f" ± {(width - 1) / 2:g}" if width > 1 else ""
+    return f"{escaped(axis.label)} %{{{name}:,}}{spread}"
+
+
+def _colour_bar(scale: ColourScale) -> dict[str, Any]:
+    bar: dict[str, Any] = {
+        "title": {"text": escaped(scale.label), "side": "right"},
+        "thickness": 12,
+        "outlinewidth": 0,
+        "ypad": 0,
+    }
+    if scale.log:
+        low, high = (math.log10(limit) for limit in scale.range)
+        powers = np.arange(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
+        bar |= {
+            "tickvals": powers.tolist(),
+            "ticktext": [_power(int(power)) for power in powers],
+        }
+    return bar
+
+
+def _power(exponent: int) -> str:
+    """A power of ten as a reader would write it: 100, 0.01, 10⁻⁵."""
+    if -3 <= exponent <= 5:
+        return number(10.0**exponent)
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _lines(drawn: go.Figure, figure: Figure) -> None:
+    lines = figure.arrays["y"]
+    x = _values(figure.x, lines.shape[1])
+    for index, series in enumerate(figure.series):
+        colour = series.colour or series_colour(index)
+        if "low" in figure.arrays:
+            edge = {"x": x, "mode": "lines", "hoverinfo": "skip", "showlegend": False}
+            drawn.add_scatter(y=_float(figure.arrays["low"][index]), line={"width": 0}, **edge)
+            drawn.add_scatter(
+                y=_float(figure.arrays["high"][index]),
+                line={"width": 0},
+                fill="tonexty",
+                fillcolor=_faded(colour),
+                **edge,
+            )
+        drawn.add_scatter(
+            x=x,
+            y=_float(lines[index]),
+            name=escaped(series.name),
+            mode="lines" if lines.shape[1] > 1 else "markers",
+            line={"color": colour, "dash": series.dash or series_dash(index), "width": 1.6},
+            hovertemplate="%{y:.3~g}",
+        )
+    drawn.update_layout(
+        hovermode="x unified" if len(figure.series) <= 8 else "closest",
+        showlegend=len(figure.series) > 1,
+    )
+
+
+def _bars(drawn: go.Figure, figure: Figure) -> None:
+    heights = figure.arrays["y"]
+    x = _values(figure.x, heights.shape[1])
+    stacked = figure.mark == "stacked_bars"
+    for index, series in enumerate(figure.series):
+        drawn.add_bar(
+            x=x,
+            y=_float(heights[index]),
+            name=escaped(series.name),
+            marker={
+                "color": series.colour or series_colour(index),
+                "line": {"width": 0},
+                "pattern": {
+                    "shape": series_pattern(index) if stacked else "",
+                    "fillmode": "overlay",
+                    "fgcolor": "rgba(255,255,255,0.6)",
+                    "solidity": 0.2,
+                },
+            },
+            hovertemplate="%{y:.3~g}",
+        )
+    drawn.update_layout(
+        barmode="stack" if stacked else "group",
+        bargap=0 if heights.shape[1] > 64 else 0.15,
+        hovermode="x unified",
+        showlegend=len(figure.series) > 1,
+    )
+
+
+def _scatter(drawn: go.Figure, figure: Figure) -> None:
+    x, y = _float(figure.arrays["x"]), _float(figure.arrays["y"])
+    text = np.array([escaped(entry) for entry in figure.point_text], dtype=object)
+    groups = figure.arrays.get("series", np.zeros(len(x), np.uint8))
+    for index in range(max(1, len(figure.series))):
+        taken = np.flatnonzero(groups == index)
+        marker: dict[str, Any] = {"size": 6, "symbol": index % 8}
+        if "colour" in figure.arrays and figure.colour is not None:
+            low, high = figure.colour.range
+            marker |= {
+                "color": _float(figure.arrays["colour"][taken]),
+                "colorscale": figure.colour.name,
+                "cmin": low,
+                "cmax": high,
+                "showscale": index == 0,
+                "colorbar": _colour_bar(figure.colour),
+            }
+        else:
+            own = figure.series[index].colour if figure.series else None
+            marker["color"] = own or series_colour(index)
+        drawn.add_scatter(
+            x=x[taken],
+            y=y[taken],
+            mode="markers",
+            name=escaped(figure.series[index].name) if figure.series else "",
+            marker=marker,
+            text=text[taken] if len(text) else None,
+            hovertemplate=("%{text}<br>" if len(text) else "")
+            + f"{escaped(figure.x.name)} %{{x:.3~g}}<br>{escaped(figure.y.name)} %{{y:.3~g}}"
+            + "<extra></extra>",
+        )
+    drawn.update_layout(showlegend=len(figure.series) > 1)
+
+
+DRAW: dict[str, Callable[[go.Figure, Figure], None]] = {
+    "heatmap": _heatmap,
+    "lines": _lines,
+    "bars": _bars,
+    "stacked_bars": _bars,
+    "scatter": _scatter,
+}
+
+
+def _float(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _values(axis: Axis, count: int) -> np.ndarray:
+    values = np.arange(count) if axis.values is None else np.asarray(axis.values)
+    return values.astype(np.int32) if np.issubdtype(values.dtype, np.integer) else _float(values)
+
+
+def _faded(colour: str) -> str:
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.2)"

@@ -1,0 +1,165 @@
+"""Draws a `Figure` with Plotly, for the screen.
+
+Arrays travel as typed arrays (float32), cells on evenly spaced axes so that Plotly draws one image.
+Plotly reads labels and hover text as a small HTML and templates: every text from outside goes
+through `escaped`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from analysis.colours import SELECTED
+from analysis.figure import Axis, Figure, Marker
+from analysis.plotly_marks import DRAW, escaped, spacing
+
+FONT = '"Source Sans 3", "Source Sans Pro", "Segoe UI", sans-serif'
+THEMES = {
+    "light": {"text": "#31333F", "grid": "rgba(49,51,63,0.14)", "ground": "#FFFFFF"},
+    "dark": {"text": "#FAFAFA", "grid": "rgba(250,250,250,0.18)", "ground": "#0E1117"},
+}
+
+
+def to_plotly(figure: Figure, *, theme: str = "light", height: int | None = None) -> go.Figure:
+    """The Plotly figure: transparent ground, readable on a light or dark page.
+
+    theme: "light" or "dark"; height in pixels, by default what the mark needs. The title and the
+    caption are left to the page. Raises ValueError for another theme.
+    """
+    if theme not in THEMES:
+        raise ValueError(f"theme must be 'light' or 'dark', not {theme!r}")
+    colours = THEMES[theme]
+    drawn = go.Figure()
+    drawn.layout.template = go.layout.Template()
+    DRAW[figure.mark](drawn, figure)
+    for axis, name in ((figure.x, "x"), (figure.y, "y")):
+        drawn.update_layout({f"{name}axis": _axis(axis, figure, name, colours)})
+    drawn.update_layout(
+        height=height or _height(figure),
+        margin={"l": 8, "r": 8, "t": 32, "b": 8},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 13, "color": colours["text"]},
+        hoverlabel={
+            "bgcolor": colours["ground"],
+            "bordercolor": colours["text"],
+            "font": {"family": FONT, "size": 13, "color": colours["text"]},
+            "align": "left",
+        },
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "traceorder": "normal",
+        },
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": colours["text"]},
+        shapes=[_shape(marker, figure, colours) for marker in figure.markers],
+        uirevision=f"{figure.mark} {_limits(figure, 'x')} {_limits(figure, 'y')}",
+    )
+    return drawn
+
+
+def _limits(figure: Figure, name: str) -> tuple[float, float] | None:
+    """What the axis spans, from edge to edge of its cells; None leaves it to Plotly."""
+    axis: Axis = getattr(figure, name)
+    if axis.range is not None:
+        return axis.range
+    if axis.edges is not None:
+        return float(axis.edges[0]) - 0.5, float(axis.edges[-1]) - 0.5
+    if figure.mark == "heatmap":
+        count = figure.arrays["z"].shape[1 if name == "x" else 0]
+        first, step = spacing(axis, count)
+        return first - step / 2, first + (count - 0.5) * step
+    return None
+
+
+def _axis(axis: Axis, figure: Figure, name: str, colours: dict[str, str]) -> dict[str, Any]:
+    heatmap = figure.mark == "heatmap"
+    drawn: dict[str, Any] = {
+        "title": {"text": escaped(axis.name), "standoff": 8},
+        "automargin": True,
+        "fixedrange": heatmap,  # dragging would only magnify pooled cells
+        "showgrid": not heatmap,
+        "gridcolor": colours["grid"],
+        "linecolor": colours["grid"],
+        "zeroline": False,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": colours["grid"],
+        "tickfont": {"size": 12},
+        "separatethousands": True,
+        "exponentformat": "none",
+    }
+    limits = _limits(figure, name)
+    if axis.log:
+        drawn["type"] = "log"
+    elif limits is not None:
+        drawn["range"] = list(reversed(limits)) if axis.reversed else list(limits)
+    elif axis.reversed:
+        drawn["autorange"] = "reversed"
+    if axis.ticks:
+        drawn |= {
+            "tickmode": "array",
+            "tickvals": [position for position, _ in axis.ticks],
+            "ticktext": [escaped(text) for _, text in axis.ticks],
+            "tickfont": {"size": 11 if len(axis.ticks) <= 40 else 10},
+        }
+        if name == "x":
+            drawn["tickangle"] = -90
+    elif heatmap and limits is not None and limits[1] - limits[0] <= 16:
+        drawn["dtick"] = 1  # whole positions only
+    return drawn
+
+
+def _shape(marker: Marker, figure: Figure, colours: dict[str, str]) -> dict[str, Any]:
+    """A line across, or the outline of a cell; the reader's own choice drawn stronger."""
+    line = (
+        {"color": SELECTED, "width": 2}
+        if marker.selected
+        else {"color": colours["text"], "width": 1, "dash": "dot"}
+    )
+    if marker.kind == "cell":
+        assert marker.x is not None and marker.y is not None
+        return {
+            "type": "rect",
+            "x0": marker.x - 0.5,
+            "x1": marker.x + 0.5,
+            "y0": marker.y - 0.5,
+            "y1": marker.y + 0.5,
+            "line": line | {"width": 3},
+        }
+    # A border is named inside the plot and the choice above it, so that neither covers the other;
+    # on the right half to the left of the line, where there is room.
+    limits = _limits(figure, "x")
+    if limits is None and figure.x.values is not None and len(figure.x.values):
+        limits = float(figure.x.values[0]), float(figure.x.values[-1])
+    right_half = bool(limits and marker.x is not None and marker.x > sum(limits) / 2)
+    across = {"x0": 0, "x1": 1, "xref": "paper", "y0": marker.y, "y1": marker.y}
+    place = {"xanchor": "right", "yanchor": "bottom"}
+    if marker.kind == "x":
+        across = {"x0": marker.x, "x1": marker.x, "y0": 0, "y1": 1, "yref": "paper"}
+        place = {
+            "xanchor": "right" if right_half else "left",
+            "yanchor": "bottom" if marker.selected else "top",
+        }
+    label = {
+        "text": escaped(marker.label),
+        "textposition": "end",
+        "textangle": 0,
+        **place,
+        "font": {"size": 11, "color": SELECTED if marker.selected else colours["text"]},
+    }
+    return {"type": "line", "line": line, "label": label, **across}
+
+
+def _height(figure: Figure) -> int:
+    """Pixels: enough for labelled rows, low for small grids, a fixed page share otherwise."""
+    if figure.mark != "heatmap":
+        return 340
+    rows = figure.arrays["z"].shape[0]
+    if figure.y.ticks:
+        return max(320, 13 * rows + 140)
+    return 560 if figure.y.edges is not None else min(640, 26 * rows + 110)

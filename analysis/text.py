@@ -1,0 +1,161 @@
+"""The text and one step's attention on it: what the text view and the table of top tokens show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from analysis.errors import AnalysisError
+from analysis.figure import Note
+from analysis.rows import Selection, check_step, position_of, step_range, window_rows
+from analysis.words import number, selection_words, source_words, span, step_words, visible
+from cache_store.reader import Capture
+
+PAGE_TOKENS = 1500
+WINDOW_STEPS = 128
+
+TEXT_NOTE = Note(
+    "The darker a token, the more the outlined token attends to it; the shades of one step are "
+    "scaled to its largest weight. A token without a shade gets next to nothing.",
+    "row of A = softmax(scaling · q kᵀ) for the query of the step",
+    "LazyEviction, Figure 3b: the recurring tokens in the text",
+)
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """One page of the text with the attention of a window of steps.
+
+    first: position of the page's first token; pieces: text of each token of the page, "" where a
+    later token completes the character; token_ids: int32 (page tokens,); segments: (name, first,
+    last + 1) over the whole text; step and its query's position; steps: int32 (m,) consecutive
+    steps around it; rows: float16 (m, length), C order, 0 where a step cannot see, never NaN;
+    first_step, last_step: what a slider offers.
+    """
+
+    first: int
+    pieces: tuple[str, ...]
+    token_ids: np.ndarray
+    segments: tuple[tuple[str, int, int], ...]
+    length: int
+    prompt_length: int
+    page: int
+    pages: int
+    step: int
+    position: int
+    steps: np.ndarray
+    rows: np.ndarray
+    first_step: int
+    last_step: int
+    caption: str
+    alt: str
+    note: Note = TEXT_NOTE
+
+
+def text_view(
+    capture: Capture,
+    layer: Selection,
+    head: Selection,
+    step: int,
+    page: int | None = None,
+    *,
+    window: int = WINDOW_STEPS,
+    page_tokens: int = PAGE_TOKENS,
+) -> TokenView:
+    """The text around the step (or page `page`, 0 is the first), with up to `window` steps' rows.
+
+    The window moves in blocks of half its size, so that neighbouring steps ask for the same rows.
+    Raises AnalysisError for a layer, head, step or page that does not exist.
+    """
+    info = capture.info
+    position = position_of(capture, check_step(capture, step))
+    pages = max(1, math.ceil(info.length / page_tokens))
+    size = math.ceil(info.length / pages)
+    if page is None:
+        page = position // size
+    if not 0 <= page < pages:
+        raise AnalysisError(f"The text has pages 1 to {pages}, not {page + 1}.")
+    first, stop = page * size, min(info.length, (page + 1) * size)
+    steps = _window(step, window, min(step, step_range(capture)[0]), info.response_length)
+    rows = window_rows(capture, layer, head, int(steps[0]), int(steps[-1]))
+    tokens = capture.tokens()
+    row = rows[step - int(steps[0])]
+    target = int(row.argmax())
+    pieces = token_pieces(capture)
+    what = selection_words(layer, head)
+    shown = (
+        f"all {info.length:,} tokens"
+        if pages == 1
+        else f"tokens {span(first, stop)} of {info.length:,} (page {page + 1} of {pages})"
+    )
+    return TokenView(
+        first=first,
+        pieces=tuple(pieces[first:stop]),
+        token_ids=tokens["token_id"].to_numpy(np.int32)[first:stop],
+        segments=_segments(tokens["segment"].tolist()),
+        length=info.length,
+        prompt_length=info.prompt_length,
+        page=page,
+        pages=pages,
+        step=step,
+        position=position,
+        steps=steps,
+        rows=np.ascontiguousarray(rows, np.float16),
+        first_step=step_range(capture)[0],
+        last_step=info.response_length,
+        caption=(
+            f"Attention of {step_words(capture, step)}, {what}, over {shown}; "
+            f"{source_words(capture)}."
+        ),
+        alt=(
+            f"The text shaded by the attention of {step_words(capture, step)}, {what}: most, "
+            f"{number(float(row[target]))}, on position {target:,} “{visible(pieces[target])}”."
+        ),
+    )
+
+
+def _window(step: int, window: int, first: int, last: int) -> np.ndarray:
+    """Consecutive steps around `step`, at most `window`, within first ... last; int32 (m,)."""
+    stride = max(1, window // 2)
+    start = first + (step - first) // stride * stride - window // 4
+    start = max(first, min(start, last - window + 1))
+    return np.arange(start, min(last, start + window - 1) + 1, dtype=np.int32)
+
+
+def _segments(names: list[str]) -> tuple[tuple[str, int, int], ...]:
+    """Runs of equal segment names as (name, first, last + 1)."""
+    borders = [0, *(i for i in range(1, len(names)) if names[i] != names[i - 1]), len(names)]
+    return tuple((names[first], first, stop) for first, stop in pairwise(borders))
+
+
+def token_pieces(capture: Capture) -> list[str]:
+    """The text of every token as plain strings."""
+    return capture.tokens()["text"].tolist()
+
+
+def top_tokens(
+    capture: Capture, layer: Selection, head: Selection, step: int, k: int = 20
+) -> pd.DataFrame:
+    """The most attended tokens of a step, equal weights by position.
+
+    Columns: rank (1 is the largest), position, token (spaces and line ends as signs), weight,
+    cumulative_share (of the step's attention up to this rank), segment.
+    """
+    check_step(capture, step)
+    row = window_rows(capture, layer, head, step, step)[0][: position_of(capture, step) + 1]
+    order = np.argsort(-row, kind="stable")[:k]
+    tokens = capture.tokens()
+    return pd.DataFrame(
+        {
+            "rank": np.arange(1, len(order) + 1),
+            "position": order,
+            "token": [visible(piece) for piece in tokens["text"].iloc[order]],
+            "weight": row[order],
+            "cumulative_share": np.cumsum(row[order], dtype=np.float64).astype(np.float32),
+            "segment": tokens["segment"].iloc[order].tolist(),
+        }
+    )

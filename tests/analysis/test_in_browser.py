@@ -1,0 +1,85 @@
+"""A real browser draws the figures: hostile tokens stay text in labels and hover."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import plotly
+import pytest
+from playwright.sync_api import Locator, Page, expect, sync_playwright
+
+from analysis.figure import Axis, ColourScale, Figure
+from analysis.plotly_renderer import to_plotly
+
+PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+TOKENS = ("<b>bold</b>", "<script>alert(1)</script>", "$x^2$", "%{z}", "&amp;", "⏎", "␣the")
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no Chromium here: install the system's chromium package")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 900, "height": 700})
+        page.set_content("<div id='figure'></div>")
+        page.add_script_tag(path=PLOTLY)
+        yield page
+        browser.close()
+
+
+def draw(page: Page, figure: Figure) -> None:
+    page.evaluate(
+        "json => { const drawn = JSON.parse(json);"
+        " return Plotly.newPlot('figure', drawn.data, drawn.layout); }",
+        to_plotly(figure).to_json(),
+    )
+
+
+def hover(page: Page, column: float, row: float) -> Locator:
+    """Text lines of the hover at a place given as shares of the plot's width and height."""
+    box = page.locator("#figure .nsewdrag").bounding_box()
+    assert box is not None
+    page.mouse.move(0, 0)
+    page.mouse.move(box["x"] + column * box["width"], box["y"] + row * box["height"])
+    return page.locator(".hoverlayer .hovertext tspan.line")
+
+
+@pytest.mark.browser
+def test_hostile_tokens_are_text_in_labels_and_hover(page: Page) -> None:
+    count = len(TOKENS)
+    ticks = tuple((float(place), token) for place, token in enumerate(TOKENS))
+    z = np.full((count, count), 0.25, np.float32)
+    figure = Figure(
+        "heatmap",
+        "t",
+        Axis("key", ticks=ticks),
+        Axis("query", ticks=ticks, reversed=True),
+        {"z": z},
+        colour=ColourScale("weight", (1e-5, 1.0), log=True),
+    )
+    draw(page, figure)
+    expect(page.locator(".ytick text")).to_have_text(list(TOKENS))
+    for place, token in enumerate(TOKENS):
+        lines = hover(page, (place + 0.5) / count, 0.5 / count)
+        expect(lines).to_have_text([f"query {TOKENS[0]}", f"key {token}", "weight 0.25"])
+
+
+@pytest.mark.browser
+def test_hover_names_the_pooled_positions(page: Page) -> None:
+    edges = np.array([100, 109, 118, 120])
+    figure = Figure(
+        "heatmap",
+        "t",
+        Axis("key", edges=edges),
+        Axis("query", edges=edges, reversed=True),
+        {"z": np.array([[0.5, np.nan, np.nan], [0.2, 0.3, np.nan], [0.1, 0.4, 0.6]])},
+        colour=ColourScale("weight", (0.0, 1.0)),
+    )
+    draw(page, figure)
+    lines = hover(page, 4.5 / 20, 13.5 / 20)
+    expect(lines).to_have_text(["query 113 ± 4", "key 104 ± 4", "weight 0.2"])

@@ -1,0 +1,148 @@
+"""What reaches the browser: typed arrays, evenly spaced cells, and text that stays text."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.figure import Axis, ColourScale, Figure, Marker, Series
+from analysis.plotly_marks import escaped
+from analysis.plotly_renderer import to_plotly
+
+HOSTILE = ("<b>bold</b>", "<script>alert(1)</script>", "$x^2$", "%{z}", "&amp;", "⏎", "␣the")
+MARKS = ("heatmap", "lines", "bars", "stacked_bars", "scatter")
+
+
+def figure(mark: str, **changes: Any) -> Figure:
+    names = tuple(Series(name) for name in HOSTILE[:2])
+    parts: dict[str, Any] = {"mark": mark, "title": "t", "x": Axis("step"), "y": Axis("mass")}
+    if mark == "heatmap":
+        z = np.tril(np.full((4, 4), 0.5, np.float32)) + np.triu(np.full((4, 4), np.nan), 1)
+        parts |= {"arrays": {"z": z}, "colour": ColourScale(HOSTILE[0], (0.0, 1.0))}
+    elif mark == "scatter":
+        points = {"x": np.arange(7.0), "y": np.arange(7.0), "series": np.arange(7) % 2}
+        parts |= {"arrays": points, "series": names, "point_text": HOSTILE}
+    else:
+        parts |= {"arrays": {"y": np.arange(8.0).reshape(2, 4)}, "series": names}
+    return Figure(**(parts | changes))
+
+
+def sent(drawn: Any) -> dict[str, Any]:
+    return json.loads(drawn.to_json())
+
+
+def array(entry: dict[str, str]) -> np.ndarray:
+    values = np.frombuffer(base64.b64decode(entry["bdata"]), entry["dtype"])
+    shape = [int(size) for size in entry.get("shape", str(len(values))).split(",")]
+    return values.reshape(shape)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("mark", MARKS)
+def test_every_mark_is_drawn_on_either_ground(mark: str, theme: str) -> None:
+    drawn = sent(to_plotly(figure(mark), theme=theme))
+    assert drawn["layout"]["paper_bgcolor"] == "rgba(0,0,0,0)"
+    assert drawn["layout"]["font"]["color"] == {"light": "#31333F", "dark": "#FAFAFA"}[theme]
+    assert drawn["data"]
+    assert "<script" not in json.dumps(drawn) and "<b>bold" not in json.dumps(drawn)
+
+
+def test_an_unknown_theme_is_refused() -> None:
+    with pytest.raises(ValueError, match="sepia"):
+        to_plotly(figure("lines"), theme="sepia")
+
+
+def test_escaped_text_has_no_active_character_left() -> None:
+    for text in HOSTILE:
+        assert not set(escaped(text)) & set("<>$%{")
+    assert escaped("&amp;") == "&amp;amp;"
+    assert escaped("⏎ a") == "⏎ a"
+
+
+def test_cells_are_float32_evenly_spaced_and_nan_stays_nan() -> None:
+    z = np.arange(12, dtype=np.float64).reshape(3, 4)
+    z[0, 3] = np.nan
+    drawn = sent(
+        to_plotly(
+            figure(
+                "heatmap",
+                x=Axis("key", edges=np.array([10, 13, 16, 19, 20])),  # last cell one key wide
+                y=Axis("query", np.array([5, 6, 7]), reversed=True),
+                arrays={"z": z},
+                colour=ColourScale("weight", (0.0, 11.0)),
+            )
+        )
+    )
+    trace, layout = drawn["data"][0], drawn["layout"]
+    assert trace["z"]["dtype"] == "f4"
+    np.testing.assert_array_equal(array(trace["z"]), z.astype(np.float32))
+    assert (trace["x0"], trace["dx"], trace["y0"], trace["dy"]) == (11.0, 3.0, 5.0, 1.0)
+    assert layout["xaxis"]["range"] == [9.5, 19.5]  # cuts the last cell where the keys end
+    assert layout["yaxis"]["range"] == [7.5, 4.5]
+    assert (trace["zmin"], trace["zmax"]) == (0.0, 11.0)
+    assert "± 1<br>" in trace["hovertemplate"] and trace["hoverongaps"] is False
+
+
+def test_a_logarithmic_scale_colours_by_logarithm_and_tells_the_number() -> None:
+    z = np.array([[1e-9, 0.01], [np.nan, 1.0]], np.float32)
+    scale = ColourScale("weight", (1e-5, 1.0), log=True)
+    trace = sent(to_plotly(figure("heatmap", arrays={"z": z}, colour=scale)))["data"][0]
+    np.testing.assert_allclose(array(trace["z"]), np.array([[-5, -2], [np.nan, 0]]), atol=1e-6)
+    np.testing.assert_array_equal(array(trace["customdata"]), z)
+    assert (trace["zmin"], trace["zmax"]) == (-5.0, 0.0)
+    assert trace["colorbar"]["ticktext"] == ["10⁻⁵", "10⁻⁴", "0.001", "0.01", "0.1", "1"]
+
+
+def test_token_ticks_are_shown_as_text() -> None:
+    ticks = tuple((float(place), text) for place, text in enumerate(HOSTILE[:4]))
+    layout = sent(to_plotly(figure("heatmap", x=Axis("key", ticks=ticks))))["layout"]
+    assert layout["xaxis"]["tickvals"] == [0, 1, 2, 3]
+    assert layout["xaxis"]["ticktext"] == [escaped(text) for text in HOSTILE[:4]]
+
+
+def test_clickable_cells_carry_points_where_a_cell_exists() -> None:
+    traces = sent(to_plotly(figure("heatmap", pickable=True)))["data"]
+    assert [trace["type"] for trace in traces] == ["heatmap", "scatter"]
+    places = set(zip(array(traces[1]["x"]), array(traces[1]["y"]), strict=True))
+    assert places == {(x, y) for y in range(4) for x in range(y + 1)}
+
+
+def test_bands_lie_under_their_line_and_markers_become_shapes() -> None:
+    y = np.arange(8.0).reshape(2, 4)
+    drawn = sent(
+        to_plotly(
+            figure(
+                "lines",
+                arrays={"y": y, "low": y - 1, "high": y + 1},
+                markers=(
+                    Marker("x", x=2, label="<i>step", selected=True),
+                    Marker("y", y=1),
+                    Marker("cell", x=1, y=2),
+                ),
+            )
+        )
+    )
+    assert [trace.get("fill") for trace in drawn["data"]] == [None, "tonexty", None] * 2
+    np.testing.assert_array_equal(array(drawn["data"][5]["y"]), y[1])
+    line, across, cell = drawn["layout"]["shapes"]
+    assert (line["x0"], line["x1"], line["label"]["text"]) == (2, 2, "&lt;i&gt;step")
+    assert (across["y0"], across["y1"], across["xref"]) == (1, 1, "paper")
+    assert (cell["x0"], cell["x1"], cell["y0"], cell["y1"]) == (0.5, 1.5, 1.5, 2.5)
+
+
+def test_lines_are_told_apart_without_colour() -> None:
+    drawn = sent(to_plotly(figure("lines")))
+    assert len({trace["line"]["dash"] for trace in drawn["data"]}) == 2
+    stacked = sent(to_plotly(figure("stacked_bars")))
+    assert len({trace["marker"]["pattern"]["shape"] for trace in stacked["data"]}) == 2
+    assert stacked["layout"]["barmode"] == "stack"
+
+
+def test_a_full_size_heatmap_stays_below_8_mb() -> None:
+    z = np.random.default_rng(0).random((700, 700), np.float32)
+    scale = ColourScale("weight", (1e-5, 1.0), log=True)
+    assert len(to_plotly(figure("heatmap", arrays={"z": z}, colour=scale)).to_json()) < 7_000_000
