@@ -1,0 +1,81 @@
+"""What all sessions share: the home folder, the library, open captures and the jobs."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from backend.home import home_folder, usable_home
+from backend.jobs import Jobs
+from backend.jobs.states import JOBS_FOLDER
+from cache_store.library import Library
+from cache_store.reader import Capture
+
+IMPORT_AFTER_S = 4.0  # the first page comes first
+
+
+def home() -> Path:
+    """Where runs are kept: KVSCOPE_HOME, or ./runs. Raises HomeError."""
+    return home_folder()
+
+
+def ready() -> None:
+    """Makes what every page needs. Raises KVScopeError, one sentence, where that cannot be."""
+    library()
+    jobs()
+
+
+@st.cache_resource(max_entries=4)
+def _library(folder: Path) -> Library:
+    return Library(usable_home(folder))
+
+
+def library() -> Library:
+    return _library(home())
+
+
+def runs(search: str = "", sort: str = "created") -> pd.DataFrame:
+    """The runs of the library as one table; a run that cannot be read has its `error`."""
+    return library().runs(search=search, sort=sort)
+
+
+def capture(run_id: str) -> Capture:
+    """The open capture of a run. Raises StoreError when it cannot be read."""
+    return library().open(run_id)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False, on_release=lambda jobs: jobs.close())
+def _jobs(folder: Path) -> Jobs:
+    from backend import first_start
+
+    jobs = Jobs(usable_home(folder, JOBS_FOLDER))
+    first_start.first_start(jobs)
+    imports = threading.Timer(IMPORT_AFTER_S, heavy_imports)
+    imports.daemon = True
+    imports.start()
+    return jobs
+
+
+def jobs() -> Jobs:
+    """The queue of jobs. The first call starts the workers and, in an empty library, samples."""
+    return _jobs(home())
+
+
+_IMPORTING = threading.Lock()
+
+
+def heavy_imports() -> None:
+    """Import torch and transformers: seconds, behind the first page rather than before a figure.
+
+    One thread does it and the others wait: transformers' lazy modules fail when two threads
+    import from them at once. Figures are computed on one core: sessions and workers share the
+    cores, and two torch threads that wait for each other are many times slower than one."""
+    with _IMPORTING:
+        importlib.import_module("kvpolicies.attention")
+        transformers = importlib.import_module("transformers")
+        importlib.import_module("torch").set_num_threads(1)
+        _ = transformers.AutoConfig, transformers.AutoTokenizer

@@ -1,0 +1,110 @@
+"""A figure card: title, plot, caption and its small actions."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from analysis.figure import Figure, Note
+from pages.parts import selection
+from pages.parts.text import plain
+
+_FONT = '"Source Sans", sans-serif'  # the page's own
+
+
+def theme() -> str:
+    """ "light" or "dark", as the reader's browser shows the page."""
+    return "dark" if st.context.theme.type == "dark" else "light"
+
+
+def figure_card(
+    figure: Figure,
+    *,
+    key: str,
+    link_values: dict[str, Any],
+    height: int | None = None,
+    on_cell: Callable[[int, int], None] | None = None,
+) -> None:
+    """Draw a figure; `on_cell` is called with row and column when a cell of a grid is clicked."""
+    from analysis.plotly_renderer import to_plotly
+
+    with st.container(border=True, gap="xsmall", key=f"card-{key}"):
+        st.markdown(f"**{plain(figure.title)}**")
+        drawn = to_plotly(figure, theme=theme(), height=height)
+        drawn.update_layout(font_family=_FONT)
+        st.plotly_chart(
+            drawn,
+            theme=None,
+            key=key,
+            on_select="ignore" if on_cell is None else lambda: _clicked(key, on_cell),
+            selection_mode="points",
+            config={"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]},
+            alt=figure.alt or figure.title,
+        )
+        if figure.caption:
+            st.caption(plain(figure.caption))
+        actions(figure.table, key=key, name=key, link_values=link_values)
+
+
+def _clicked(key: str, on_cell: Callable[[int, int], None]) -> None:
+    points = st.session_state[key].selection.points
+    if points:
+        on_cell(int(points[0]["y"]), int(points[0]["x"]))
+
+
+def how_to_read(notes: Mapping[str, str | Note]) -> None:
+    """The words below the figures, by name; formulas and sources one click away."""
+    st.subheader("How to read it", anchor=False)
+    for name, note in notes.items():
+        words = note if isinstance(note, str) else note.how_to_read
+        st.markdown(f"**{plain(name)}.** {plain(words)}")
+    with st.expander("Formulas and sources"):
+        for name, note in notes.items():
+            if isinstance(note, Note) and note.formula:
+                st.markdown(f"**{plain(name)}**")
+                st.text(note.formula)
+                if note.source:
+                    st.caption(plain(note.source))
+
+
+def actions(
+    table: Callable[[], pd.DataFrame], *, key: str, name: str, link_values: dict[str, Any]
+) -> None:
+    """Data (CSV, Parquet) and Link; the files are made when they are asked for."""
+    with st.container(horizontal=True, gap="small"):
+        with st.popover("Data", icon=":material/download:", type="tertiary", key=f"data-{key}"):
+            downloads(table, key=key, name=name)
+        with st.popover("Link", icon=":material/link:", type="tertiary", key=f"link-{key}"):
+            st.caption("This address opens this view.")
+            st.code(selection.link(link_values), language=None, wrap_lines=True)
+
+
+def downloads(table: Callable[[], pd.DataFrame], *, key: str, name: str) -> None:
+    """Two buttons that make the file when they are pressed."""
+    with st.container(horizontal=True, gap="small"):
+        st.download_button(
+            "CSV",
+            data=lambda: table().to_csv(index=False).encode("utf-8"),
+            file_name=f"kvscope-{name}.csv",
+            mime="text/csv",
+            key=f"csv-{key}",
+            on_click="ignore",
+        )
+        st.download_button(
+            "Parquet",
+            data=lambda: _parquet(table()),
+            file_name=f"kvscope-{name}.parquet",
+            mime="application/vnd.apache.parquet",
+            key=f"parquet-{key}",
+            on_click="ignore",
+        )
+
+
+def _parquet(table: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False)
+    return buffer.getvalue()

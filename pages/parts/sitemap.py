@@ -1,0 +1,34 @@
+"""The pages by section, in the order of the sidebar; a new page is a new row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+START = ""  # the section of the bare address, which is not listed
+FIRST_PAGE = "pages/attention.py"
+# Beside the pages, not in them: Streamlit would fetch a page's own icon from the network.
+ICONS = {
+    "New run": ":material/add_circle:",
+    "Library": ":material/database:",
+    "Attention": ":material/grid_on:",
+}
+
+
+def sections() -> dict[str, list[Any]]:
+    """Sections and their pages for `st.navigation`, whose addresses are the files' names."""
+    return {
+        START: [st.Page(_start, title="KVScope", default=True, visibility="hidden")],
+        "Runs": [
+            st.Page("pages/new_run.py", title="New run"),
+            st.Page("pages/library.py", title="Library"),
+        ],
+        "Look": [st.Page("pages/attention.py", title="Attention")],
+    }
+
+
+def _start() -> None:
+    """The bare address leads to the first page, so that every page has an address of its own."""
+    params = st.query_params
+    st.switch_page(FIRST_PAGE, query_params={key: params.get_all(key) for key in params})
