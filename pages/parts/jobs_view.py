@@ -16,6 +16,7 @@ _SHOWN = 8
 _TAIL = 300  # characters of a growing answer: its end is what is new
 _UNITS = {"prefill": "layer", "decode": "token"}
 _DIALOG = "dialog_open"
+_WHOLE = "whole_app_runs"
 
 
 def active() -> list[JobState]:
@@ -42,12 +43,16 @@ def indicator(seen: frozenset[tuple[str, object]]) -> None:
 
     When a run ends that is not in `seen`, the whole app runs once, so that every list has it."""
     st.session_state.pop(_DIALOG, None)
+    st.session_state[_WHOLE] = True
     st.fragment(run_every=_BUSY_S if active() else _IDLE_S)(_indicator)(seen)
 
 
 def _indicator(seen: frozenset[tuple[str, object]]) -> None:
     jobs = backstage.jobs()
-    if ended() - seen and not st.session_state.get(_DIALOG):
+    # Within a run of the whole app the page is still to come, and with it the click that the
+    # reader has just made: starting over here would lose it.
+    whole = st.session_state.pop(_WHOLE, False)
+    if ended() - seen and not whole and not st.session_state.get(_DIALOG):
         st.rerun()
     known = jobs.jobs()
     under_way = [job for job in known if not job.finished]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import streamlit as st
@@ -18,6 +20,9 @@ from pages.parts.text import duration, plain, shorten, size, some
 MOST_RUNS = 50
 _NONE = "–"
 _BUSY_S = 0.5
+_ASKED, _STARTED = "start_asked", "started_at"
+_DOUBLE_CLICK_S = 1.0
+_CLICK_HOLDS_S = 10.0
 
 
 def link_values() -> dict[str, Any]:
@@ -59,7 +64,9 @@ def check_and_start(
     specs: list[CaptureSpec] = []
     costs = st.container()
     label = f"Start {len(prompts)} runs" if 1 < len(prompts) <= MOST_RUNS else "Start"
-    clicked = st.button(label, type="primary", icon=":material/play_arrow:", key="start")
+    st.button(
+        label, type="primary", icon=":material/play_arrow:", key="start", on_click=_start_asked
+    )
     try:
         if len(prompts) > MOST_RUNS:
             raise KVScopeError(
@@ -77,10 +84,18 @@ def check_and_start(
         refusals = [str(error)]
     for sentence in refusals:
         st.error(plain(sentence))
+    clicked = time.monotonic() - st.session_state.pop(_ASKED, -math.inf) < _CLICK_HOLDS_S
     if problem and not prompt_input.something_given():
         (st.error if clicked else st.caption)(plain(problem))
     if clicked and specs and not refusals:
         _start(specs)
+
+
+def _start_asked() -> None:
+    """Keeps the click for a script run that comes to its end; a double click is one click."""
+    now = time.monotonic()
+    if now - st.session_state.get(_STARTED, -math.inf) >= _DOUBLE_CLICK_S:
+        st.session_state[_ASKED] = now
 
 
 def _spec(prompt: Prompt, model: Model, settings: dict[str, Any]) -> CaptureSpec:
@@ -106,6 +121,7 @@ def _start(specs: list[CaptureSpec]) -> None:
     except KVScopeError as error:
         st.error(plain(error))
         return
+    st.session_state[_STARTED] = time.monotonic()
     st.rerun()
 
 
