@@ -1,0 +1,39 @@
+"""What the Eviction page's Masks, Text and Evidence show: a capture and replays in, figures out.
+
+Heads are KV heads (query heads where a policy keeps a set for each); step 0 is the end of prefill.
+"""
+
+from __future__ import annotations
+
+from analysis.eviction_masks import kept_difference, kept_grid, mask, mask_difference
+from analysis.eviction_text import EvictionView, eviction_table, eviction_text
+from analysis.evidence import (
+    Span,
+    budget_of_loss,
+    check_span,
+    evidence_grid,
+    evidence_survival,
+    find_span,
+    span_of_characters,
+    span_words,
+    survival_over_budget,
+)
+
+__all__ = [
+    "EvictionView",
+    "Span",
+    "budget_of_loss",
+    "check_span",
+    "eviction_table",
+    "eviction_text",
+    "evidence_grid",
+    "evidence_survival",
+    "find_span",
+    "kept_difference",
+    "kept_grid",
+    "mask",
+    "mask_difference",
+    "span_of_characters",
+    "span_words",
+    "survival_over_budget",
+]
