@@ -32,7 +32,8 @@ def derive(
 
     `prompt_attention` (spec {}): attention received by each position from every query of the
     text: arrays `sum` and `max`, float32 (layers, kv_heads, P + T), of the group's mean; and
-    `sum_query`, `max_query` (layers, query_heads, P + T).
+    `sum_query`, `max_query` (layers, query_heads, P + T); `prompt_sum_query` (layers,
+    query_heads, P) from the prompt's queries only, which is what policies start from.
     `mean_matrix` (spec layers, heads, query_range, key_range, bins, pool): array `matrix`, the
     mean over the listed layers and query heads, pooled as `pooled_attention` does.
     A result that exists is kept. Returns its path. Raises StoreError and Cancelled.
@@ -65,6 +66,8 @@ def _prompt_attention(capture: Capture, spec: Mapping[str, Any], step: Any) -> A
     by_query = (info.layers, info.query_heads, info.length)
     sums, largest = torch.zeros(by_kv), torch.zeros(by_kv)
     query_sums, query_largest = torch.zeros(by_query), torch.zeros(by_query)
+    prompt = info.prompt_length
+    prompt_sums = torch.zeros(info.layers, info.query_heads, prompt)
     for layer in range(info.layers):
         states = _states(capture, layer)
         for first, _, rows in row_blocks([states], 0):  # (H, m, n)
@@ -78,7 +81,10 @@ def _prompt_attention(capture: Capture, spec: Mapping[str, Any], step: Any) -> A
             ):
                 received[:, :seen] += weights.sum(1)
                 peak[:, :seen] = torch.maximum(peak[:, :seen], weights.amax(1))
+            asked = rows[:, : max(0, prompt - first), :prompt]
+            prompt_sums[layer, :, : min(seen, prompt)] += asked.sum(1)
     arrays = {"sum": sums, "max": largest, "sum_query": query_sums, "max_query": query_largest}
+    arrays["prompt_sum_query"] = prompt_sums
     return {name: values.numpy() for name, values in arrays.items()}
 
 

@@ -2,10 +2,11 @@
 
 import contextlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,10 @@ from cache_store.errors import StoreError
 from cache_store.files import DERIVED_FOLDER
 from cache_store.schema import REQUIRED, STATE_KINDS, STEP_STAT
 from cache_store.storage import DATABASE, check_tables
+from cache_store.tracing import trace_of
+
+if TYPE_CHECKING:
+    from kvpolicies.trace import Trace
 
 __all__ = ["STEP_MEASURES", "Capture", "CaptureInfo", "Derived"]
 
@@ -246,6 +251,24 @@ class Capture(AttachedFile):
         layers, heads = table.column("layer").to_numpy(), table.column("head").to_numpy()
         grid[layers, heads] = table.column("value").to_numpy()
         return grid
+
+    def trace(
+        self,
+        *,
+        lookahead: Mapping[str, Any] | None = None,
+        second_reading: bool = False,
+        layers: Sequence[int] | None = None,
+        dtype: Any = np.float32,
+    ) -> "Trace":
+        """What policies are replayed over: `kvpolicies.Trace`, its states as CPU tensors of dtype.
+
+        lookahead: the specification of a derived `lookahead` to take along; second_reading: take
+        the context's second copy along. layers: only these, numbered from 0 in the trace.
+        `prompt_attention`, `rotary` and `output_norms` come along where they are known: rotary
+        from the capture itself, the others from the derived `prompt_attention` and `model_facts`.
+        Raises StoreError when a pass that was asked for was not recorded.
+        """
+        return trace_of(self, lookahead, second_reading, layers, dtype)
 
     def derived(self, kind: str, spec: dict[str, Any]) -> "Derived | None":
         """What was computed from this capture with these parameters, or None."""

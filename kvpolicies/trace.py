@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 
 from kvpolicies.attention import LayerStates
@@ -70,6 +72,50 @@ class Trace:
                 f"{self.prompt_length} positions"
             )
 
+    @classmethod
+    def from_numpy(
+        cls,
+        queries: Sequence[np.ndarray],
+        keys: Sequence[np.ndarray],
+        values: Sequence[np.ndarray],
+        prompt_length: int,
+        *,
+        dtype: Any = np.float32,
+        rotary: tuple[np.ndarray, np.ndarray] | None = None,
+        lookahead: Sequence[np.ndarray] | None = None,
+        second_reading: tuple[Sequence[np.ndarray], Sequence[np.ndarray]] | None = None,
+        output_norms: Sequence[np.ndarray] | None = None,
+        prompt_attention: Sequence[np.ndarray] | None = None,
+        **numbers: Any,
+    ) -> Trace:
+        """A trace of arrays in the same shapes; states become tensors of `dtype`, the rest keeps
+        its own. `numbers` are the remaining fields. Nothing is copied that need not be.
+        """
+        wanted = torch.from_numpy(np.empty(0, dtype)).dtype
+
+        def states(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+            return [_tensor(array).to(wanted) for array in arrays]
+
+        def plain(arrays: Sequence[np.ndarray] | None) -> list[torch.Tensor] | None:
+            return None if arrays is None else [_tensor(array) for array in arrays]
+
+        return cls(
+            states(queries),
+            states(keys),
+            states(values),
+            prompt_length,
+            rotary=None if rotary is None else (_tensor(rotary[0]), _tensor(rotary[1])),
+            lookahead=None if lookahead is None else states(lookahead),
+            second_reading=(
+                None
+                if second_reading is None
+                else (states(second_reading[0]), states(second_reading[1]))
+            ),
+            output_norms=plain(output_norms),
+            prompt_attention=plain(prompt_attention),
+            **numbers,
+        )
+
     @property
     def layers(self) -> int:
         return len(self.keys)
@@ -111,3 +157,8 @@ class Trace:
             self.softcap,
             self.window_of(layer),
         )
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """Without a copy where the array may be written to, which torch insists on."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

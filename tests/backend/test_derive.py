@@ -46,12 +46,15 @@ def test_prompt_attention_is_what_each_position_receives_from_every_query(
         derived = it.derived("prompt_attention", {})
         assert derived is not None
         with derived:
-            found = {name: derived.array(name) for name in ("sum", "max", "sum_query", "max_query")}
+            found = {name: derived.array(name) for name in derived.array_names()}
+        prompt = it.info.prompt_length
     groups = eager.reshape(layers, 2, heads // 2, length, length).mean(2)
     np.testing.assert_allclose(found["sum"], groups.sum(2), atol=2e-2)
     np.testing.assert_allclose(found["max"], groups.max(2), atol=2e-3)
     np.testing.assert_allclose(found["sum_query"], eager.sum(2), atol=2e-2)
     np.testing.assert_allclose(found["max_query"], eager.max(2), atol=2e-3)
+    asked = eager[:, :, :prompt, :prompt]
+    np.testing.assert_allclose(found["prompt_sum_query"], asked.sum(2), atol=2e-2)
     assert found["sum"].dtype == np.float32
 
 
