@@ -36,8 +36,13 @@ def trace_of(
     scaling = info.scaling or (info.head_dim**-0.5,) * info.layers
     windows = info.sliding_window or (None,) * info.layers
     facts = _model_facts(capture)
+    queries, keys, values = (
+        [capture.states(layer, kind) for layer in chosen] for kind in ("q", "k", "v")
+    )
     return Trace.from_numpy(
-        *([capture.states(layer, kind) for layer in chosen] for kind in "qkv"),
+        queries,
+        keys,
+        values,
         info.prompt_length,
         dtype=dtype,
         context_length=info.context_length,
