@@ -14,12 +14,15 @@ class AnalysisError(KVScopeError):
 class NeedsJob(KVScopeError):
     """The figure costs too much to compute at once and no derived file holds it yet.
 
-    kind, spec: what `backend.jobs` derives and `Capture.derived` then finds; seconds: an estimate.
+    kind, spec: what `backend.jobs` derives and `Capture.derived` then finds; seconds: an estimate;
+    what: the sentence's subject.
     """
 
-    def __init__(self, kind: str, spec: dict[str, Any], seconds: float) -> None:
+    def __init__(
+        self, kind: str, spec: dict[str, Any], seconds: float, what: str = "This figure"
+    ) -> None:
         super().__init__(
-            f"This figure is computed once as a job of about {max(1, round(seconds))} s and then "
-            "kept beside the run."
+            f"{what} is computed once as a job of about {max(1, round(seconds))} s and then kept "
+            "beside the run."
         )
         self.kind, self.spec, self.seconds = kind, spec, seconds
