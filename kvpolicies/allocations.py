@@ -313,16 +313,26 @@ def slot_counts(slots: Sequence[Tensor], total: int, min_per_layer: int = 1) -> 
             f"a composite budget of {total} slots cannot give each of {len(slots)} layers "
             f"min_per_layer={min_per_layer}; raise the budget or set min_per_layer=0"
         )
-    pool = torch.cat([layer[low:] for layer, low in zip(slots, floors, strict=True)])
-    owner = torch.cat(
-        [
-            torch.full((len(layer) - low,), number, device=layer.device)
-            for number, (layer, low) in enumerate(zip(slots, floors, strict=True))
-        ]
+    won = torch.bincount(slot_order(slots, min_per_layer)[:total], minlength=len(slots))
+    return [int(count) for count in won]
+
+
+def slot_order(slots: Sequence[Tensor], min_per_layer: int = 1) -> Tensor:
+    """Whose slot is taken first, second, ... as a total grows; int64 layers, one per slot.
+
+    Each layer's first `min_per_layer` come first, then all others by score.
+    """
+    lows = [min(min_per_layer, len(layer)) for layer in slots]
+    numbers = torch.arange(len(slots), device=slots[0].device)
+    owner = numbers.repeat_interleave(
+        torch.tensor(
+            [len(layer) - low for layer, low in zip(slots, lows, strict=True)],
+            device=numbers.device,
+        )
     )
-    best = torch.sort(pool, descending=True, stable=True)[1][: total - sum(floors)]
-    won = torch.bincount(owner[best], minlength=len(slots)).tolist()
-    return [low + extra for low, extra in zip(floors, won, strict=True)]
+    pool = torch.cat([layer[low:] for layer, low in zip(slots, lows, strict=True)])
+    first = numbers.repeat_interleave(torch.tensor(lows, device=numbers.device))
+    return torch.cat([first, owner[torch.sort(pool, descending=True, stable=True)[1]]])
 
 
 @allocation

@@ -14,7 +14,7 @@ from kvpolicies.allocations import Candidates, PerHead
 from kvpolicies.decisions import Decision
 from kvpolicies.entries import Entries
 from kvpolicies.plan import Plan
-from kvpolicies.schedules import PerPartition, Select, Sliding
+from kvpolicies.schedules import PerPartition, Select, Sliding, sage_picks
 from kvpolicies.scores.selection import Selection
 from kvpolicies.view import Extras, View
 
@@ -231,13 +231,11 @@ class LayerRun:
             return None
         assert self._scores is not None
         rows = self._scores
-        between = slice(plan.sink, length - 1 - plan.recent)
-        best = torch.sort(rows[:, between], dim=1, descending=True, stable=True)[1][:, :picks]
-        picked = torch.zeros_like(rows, dtype=torch.bool)
-        picked[:, between] = picked[:, between].scatter(1, best, True)
+        picked = sage_picks(rows, plan.sink, plan.recent, picks)
         own = picked.view(entries.heads, -1, length)  # (kv_heads, group, n)
         columns = torch.arange(length, device=rows.device)
-        window = ((columns < plan.sink) | (columns >= between.stop)).expand(entries.heads, -1)
+        last = length - 1 - plan.recent
+        window = ((columns < plan.sink) | (columns >= last)).expand(entries.heads, -1)
         entries.statistics["picked"] = own.transpose(1, 2).contiguous()
         grouped = rows.view(entries.heads, -1, length).amax(1)
         candidates = Candidates(grouped.masked_fill(window, math.nan), window)

@@ -162,6 +162,19 @@ def sage_partition(budget: int, group: int) -> tuple[int, int, int]:
     return sink, picks, budget - sink - group * picks
 
 
+def sage_picks(rows: torch.Tensor, sink: int, recent: int, picks: int) -> torch.Tensor:
+    """The entries that each query head takes for itself between sinks and recent window.
+
+    rows: attention of the last prompt token, (query_heads, P); ties go to the lower position.
+    Returns bool (query_heads, P).
+    """
+    between = slice(sink, rows.shape[1] - 1 - recent)
+    best = torch.sort(rows[:, between], dim=1, descending=True, stable=True)[1][:, :picks]
+    picked = torch.zeros_like(rows, dtype=torch.bool)
+    picked[:, between] = picked[:, between].scatter(1, best, True)
+    return picked
+
+
 @schedule
 @dataclass(frozen=True)
 class Select(Schedule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -110,7 +111,7 @@ class LookaheadAttention(Score):
         return pooled(received, self.kernel, self.pool)
 
 
-def second_copy_rows(view: View, context: int, chunk: int) -> list[Tensor]:
+def second_copy_rows(view: View, context: int, chunk: int) -> Iterator[Tensor]:
     """Attention of a second reading to the first copy of the context, block by block.
 
     Each chunk of the second copy sees the whole first copy and, causally, itself. Yields tensors
@@ -119,7 +120,6 @@ def second_copy_rows(view: View, context: int, chunk: int) -> list[Tensor]:
     hint = "this policy needs the context's second reading (queries and keys of its second copy)"
     queries, keys = view.need("second_queries", hint), view.need("second_keys", hint)
     first = view.entries.keys[:, :context]
-    blocks = []
     for start in range(0, queries.shape[1], chunk):
         stop = min(start + chunk, queries.shape[1])
         size = max(1, (1 << 23) // (queries.shape[0] * (context + stop - start)))
@@ -131,8 +131,7 @@ def second_copy_rows(view: View, context: int, chunk: int) -> list[Tensor]:
             positions = torch.arange(row - start, last - start, device=logits.device)
             later = torch.arange(-context, last - start, device=logits.device)
             logits.masked_fill_(later > positions[:, None], -math.inf)
-            blocks.append(logits.softmax(-1)[:, :, :context])
-    return blocks
+            yield logits.softmax(-1)[:, :, :context]
 
 
 @score
@@ -173,7 +172,11 @@ class ContextAttention(Score):
 
     def score(self, view: View) -> Tensor:
         context = view.ranked
-        task = self._task(view, context)  # (query_heads, context)
+        largest, mean = self.task(view)
+        return self.combine(view, largest if self.agg_task == "max" else mean, context)
+
+    def combine(self, view: View, task: Tensor, context: int) -> Tensor:
+        """Eqs. 15 and 16 from the aggregate over task tokens (query_heads, context)."""
         if self.value_norm == "output":
             norms = view.need("output_norms", "value_norm='output' needs the norms of v W_O")
             task = task * norms[:, :context]
@@ -184,31 +187,31 @@ class ContextAttention(Score):
             grouped = with_head_mean(grouped)
         return unranked_after(grouped, len(view.entries))
 
-    def _task(self, view: View, context: int) -> Tensor:
-        """Attention of the task's tokens, aggregated over them; (query_heads, context), Eq. 14."""
+    def task(self, view: View) -> tuple[Tensor, Tensor]:
+        """Eq. 14: maximum and mean over the task's tokens; each (query_heads, context)."""
+        context, count = view.ranked, 0
+        total = view.queries.new_zeros((view.queries.shape[0], context), dtype=torch.float32)
+        largest = torch.zeros_like(total)
+        for rows in self._task_rows(view, context):
+            count += rows.shape[1]
+            seen = rows.shape[2]  # causal rows of the prefill see only what came before
+            total[:, :seen] += rows.sum(1)
+            largest[:, :seen] = torch.maximum(largest[:, :seen], rows.amax(1))
+        return largest, total / max(1, count)
+
+    def _task_rows(self, view: View, context: int) -> Iterator[Tensor]:
+        """Attention of the task's tokens to the context; blocks (query_heads, m, <= context)."""
         if self.source == "context":
-            blocks = second_copy_rows(view, context, max(1, context))
+            yield from second_copy_rows(view, context, max(1, context))
         elif self.source == "self":
-            blocks = [
-                unranked_zero(rows[:, : max(0, context - first)], context)
-                for first, rows in view.prompt_rows()
-                if first < context
-            ]
+            for first, rows in view.prompt_rows():
+                if first < context:
+                    yield rows[:, : context - first, :context]
         else:
             asked = view.queries.shape[1] - context
             if asked < 1:
                 view.need("question", "source='question' needs a question after the context")
-            blocks = [view.rows(asked)[:, :, :context]]
-        if self.agg_task == "max":
-            return torch.stack([rows.amax(1) for rows in blocks]).amax(0)
-        count = sum(rows.shape[1] for rows in blocks)
-        return torch.stack([rows.sum(1) for rows in blocks]).sum(0) / count
-
-
-def unranked_zero(rows: Tensor, context: int) -> Tensor:
-    """Causal rows cut or filled with zeros to the context's width."""
-    rows = rows[:, :, :context]
-    return torch.nn.functional.pad(rows, (0, context - rows.shape[2]))
+            yield view.rows(asked)[:, :, :context]
 
 
 def with_head_mean(scores: Tensor) -> Tensor:

@@ -27,19 +27,23 @@ class LagRelative(Score):
     lag: int = 128
 
     def score(self, view: View) -> Tensor:
+        key_part, value_part = self.parts(view)
+        return key_part + value_part
+
+    def parts(self, view: View) -> tuple[Tensor, Tensor]:
+        """What keys and values contribute to the score; each float32 (heads, n), NaN likewise."""
         first, length = view.open_from, len(view.entries)
         partitions = (length - first) // self.lag
-        scores = view.entries.keys.new_full((view.heads, length), float("nan"), dtype=torch.float32)
-        if partitions < 2:
-            return scores
-        ranked = slice(first, first + (partitions - 1) * self.lag)
-        total = torch.zeros(())
+        both = []
         for states in (view.entries.keys, view.entries.values):
-            whole = states[:, first : first + partitions * self.lag].float()
-            parts = whole.reshape(view.heads, partitions, self.lag, -1)
-            total = total + self._token_value(parts).softmax(-1)
-        scores[:, ranked] = total.reshape(view.heads, -1)
-        return scores
+            part = states.new_full((view.heads, length), float("nan"), dtype=torch.float32)
+            if partitions >= 2:
+                whole = states[:, first : first + partitions * self.lag].float()
+                value = self._token_value(whole.reshape(view.heads, partitions, self.lag, -1))
+                ranked = slice(first, first + (partitions - 1) * self.lag)
+                part[:, ranked] = value.softmax(-1).reshape(view.heads, -1)
+            both.append(part)
+        return both[0], both[1]
 
     def _token_value(self, parts: Tensor) -> Tensor:
         """(heads, partitions, lag, d) -> (heads, partitions - 1, lag)."""
