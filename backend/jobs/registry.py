@@ -43,7 +43,10 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "capture": Kind("backend.jobs.registry:run_capture", "run"),
     "derive": Kind("backend.jobs.registry:run_derive", "short"),
+    "model_pass": Kind("backend.jobs.registry:run_model_pass", "run"),
 }
+# Derived files that take the model again, and so wait for the worker that holds it.
+MODEL_PASSES = ("lookahead", "second_reading", "model_facts")
 
 
 def register(kind: str, path: str, lane: str = "run") -> None:
@@ -77,6 +80,19 @@ def run_derive(
     from backend.derive import derive
 
     derive(home, params["run_id"], params["kind"], params["spec"], progress, cancelled)
+    return {"run_id": params["run_id"], "kind": params["kind"]}
+
+
+def run_model_pass(
+    params: dict[str, Any],
+    home: Path,
+    progress: ProgressCallback,
+    cancelled: CancelCheck,
+) -> dict[str, Any]:
+    """params: {"run_id": …, "kind": one of MODEL_PASSES, "spec": {…}}; as `run_derive`."""
+    from backend.passes import record_pass
+
+    record_pass(home, params["run_id"], params["kind"], params["spec"], progress, cancelled)
     return {"run_id": params["run_id"], "kind": params["kind"]}
 
 
