@@ -98,7 +98,9 @@ def canonical(choice: Choice) -> dict[str, Any]:
     _only(choice, ("key", "score", "allocate", "schedule", "preset", "options"))
     given = {name: choice[name] for name in choice if choice[name] is not None}
     method = _method(given)
-    parts = {name: _name(given, name) for name in ("allocate", "schedule") if name in given}
+    parts: dict[str, str] = {
+        name: _name(given, name) for name in ("allocate", "schedule") if name in given
+    }
     schedule, number = _split(parts.get("schedule"))
     options = {**number, **_options(given.get("options", {}))}
     if schedule is not None:
@@ -108,13 +110,13 @@ def canonical(choice: Choice) -> dict[str, Any]:
         parts["score"] = _name(given, "score")
     else:
         options = {**_preset(method, given.get("preset")), **options}
-        own = {"allocate": method.allocate, "schedule": method.schedule}
+        own: dict[str, str] = {"allocate": method.allocate, "schedule": method.schedule}
         parts = {name: part for name, part in parts.items() if part != own[name]}
         parts["key"] = method.key
     every = parts.get("schedule", method.schedule if method else "") == "every"
     if every and parts.get("score", method.score if method else "") not in WINDOW_SCORES:
         _name_interval(method, options)
-    kept = {
+    kept: dict[str, Any] = {
         name: value
         for name, value in sorted(options.items())
         if value != _default(name, method, parts)
@@ -129,7 +131,7 @@ def to_text(choice: Choice) -> str:
     listed = dict(choice.get("options") or {})
     if "key" in choice:
         head = str(choice["key"])
-        names = ("allocate", "schedule", "preset")
+        names: tuple[str, ...] = ("allocate", "schedule", "preset")
         listed |= {name: choice[name] for name in names if choice.get(name) is not None}
     else:
         parts = (choice.get("score"), choice.get("allocate"), choice.get("schedule"))
@@ -157,7 +159,7 @@ def from_text(text: str) -> dict[str, Any]:
     if "*" in head:
         score, allocate, schedule = head.split("*")
         return {"score": score, "allocate": allocate, "schedule": schedule, "options": options}
-    named = {
+    named: dict[str, Any] = {
         name: options.pop(name) for name in ("allocate", "schedule", "preset") if name in options
     }
     return {"key": head, **named, "options": options}
@@ -173,7 +175,7 @@ def title(choice: Choice) -> str:
     if "budget" in options:
         words.append(f"budget {options.pop('budget'):,}")
     if "compression_ratio" in options:
-        words.append(f"{options.pop('compression_ratio'):.3g} evicted")
+        words.append(f"{100 * options.pop('compression_ratio'):.3g}% evicted")
     words += [f"{name.replace('_', ' ')} {_value_text(value)}" for name, value in options.items()]
     return ", ".join(words)
 
