@@ -13,12 +13,14 @@ from analysis.figure import Axis, Figure, Marker, Note, Series
 from analysis.rows import MEAN, Selection, chosen, chosen_layers
 from analysis.words import number, provenance, selection_words, source_words
 from cache_store.reader import Capture
+from kvpolicies.methods import catalogue
 
 if TYPE_CHECKING:
     from analysis.replays import PolicyRun, Replayed
 
 BAND = (10, 90)  # percentiles
-REFERENCE_DASHES = {"oracle": "longdash", "belady": "longdashdot", "random": "dot"}
+MAX_BANDS = 2  # more bands than this cover one another
+REFERENCE_DASHES = {"oracle": "longdash", "belady": "longdash", "random": "dot"}
 NO_STEPS = "Nothing was generated in this run, so there is no step to show."
 NO_POLICIES = "No policy is chosen, so there is nothing to compare."
 
@@ -26,6 +28,16 @@ NO_POLICIES = "No policy is chosen, so there is nothing to compare."
 def is_reference(policy: Replayed | PolicyRun) -> bool:
     """Whether it is one of the references that the others are read against."""
     return policy.choice.get("key") in REFERENCE_DASHES
+
+
+def name_of(policy: Replayed | PolicyRun) -> str:
+    """Its title; a reference with another schedule stays "Oracle", not the parts it is made of."""
+    schedule = policy.choice.get("schedule")
+    if schedule is None or not is_reference(policy):
+        return policy.title
+    options = policy.title.partition(", ")[2]
+    named = f"{catalogue()[policy.choice['key']].title} {schedule.replace('_', ' ')}"
+    return f"{named}, {options}" if options else named
 
 
 def series_of(policies: Sequence[Replayed | PolicyRun]) -> tuple[Series, ...]:
@@ -37,7 +49,7 @@ def series_of(policies: Sequence[Replayed | PolicyRun]) -> tuple[Series, ...]:
             dash = REFERENCE_DASHES[policy.choice["key"]]
         else:
             dash, count = free[count % len(free)], count + 1
-        series.append(Series(policy.title, policy.colour, dash))
+        series.append(Series(name_of(policy), policy.colour, dash))
     return tuple(series)
 
 
@@ -93,13 +105,15 @@ def lines_of(
 ) -> dict[str, np.ndarray]:
     """The arrays of a line figure from each policy's rows (m, columns).
 
-    Bands are drawn around policies; those of the references would hide them.
+    At most MAX_BANDS policies have a band around them; references have none, it would hide the
+    others.
     """
     arrays = {"y": np.full((len(rows), columns), np.nan, np.float32)}
     low, high = np.full_like(arrays["y"], np.nan), np.full_like(arrays["y"], np.nan)
+    banded = sum(not is_reference(policy) for policy in policies) <= MAX_BANDS
     for index, (policy, part) in enumerate(zip(policies, rows, strict=True)):
         arrays["y"][index] = mean_over(part)
-        if not is_reference(policy):
+        if banded and not is_reference(policy):
             low[index], high[index] = band_over(part)
     if np.isfinite(low).any():
         arrays |= {"low": low, "high": high}
@@ -112,12 +126,12 @@ def head_words(layer: Selection, head: Selection) -> str:
 
 
 def budget_words(policies: Sequence[Replayed]) -> str:
-    """Every policy with what it really kept: "SnapKV, budget 256 (248 entries realised)"."""
+    """Every policy, with the entries that it really kept where these are not what was asked for."""
     told = []
     for policy in policies:
-        realised = policy.facts.get("realised_budget", math.nan)
-        note = "" if math.isnan(realised) else f" ({number(realised)} entries realised)"
-        told.append(f"{policy.title}{note}")
+        budget, realised = (policy.facts.get(n, math.nan) for n in ("budget", "realised_budget"))
+        differs = not math.isnan(realised) and not abs(realised - budget) < 0.5
+        told.append(name_of(policy) + f" ({number(realised)} entries realised)" * differs)
     return "; ".join(told)
 
 
@@ -132,20 +146,23 @@ def compared(
     what: str,
     note: Note,
     spread: str = "heads",
+    more: str = "",
     markers: Sequence[Marker] = (),
     **selection: Any,
 ) -> Figure:
     """A line figure over policies with its caption, alternative text and provenance.
 
-    what: the selection in words, for the caption; spread: what a band is taken over.
+    what: the selection in words, for the caption; spread: what a band is taken over; more: a
+    further sentence of the caption.
     """
     band = f"; band: {BAND[0]}th to {BAND[1]}th percentile of the {spread}"
+    step = "".join(f" Red line: step {mark.x:,}." for mark in markers if mark.selected)
     exempt = sorted({int(n) for policy in policies for n in np.flatnonzero(policy.exempt)})
-    left_out = f" Layers {', '.join(map(str, exempt))} attend in a sliding window and are exempt."
+    left_out = f"Layers {', '.join(map(str, exempt))} attend in a sliding window and are exempt."
     empty = NO_POLICIES if not policies else "" if arrays["y"].shape[1] else NO_STEPS
     caption = (
         f"{what[0].upper()}{what[1:]}{band if 'low' in arrays else ''}. "
-        f"{budget_words(policies) + '; ' if policies else ''}{source_words(capture)}."
+        f"{budget_words(policies) + '; ' if policies else ''}{source_words(capture)}.{step}"
     )
     return Figure(
         "lines",
@@ -155,8 +172,10 @@ def compared(
         arrays,
         series=series_of(policies),
         markers=tuple(markers),
-        caption=(f"{empty} " if empty else "") + caption + (left_out if exempt else ""),
-        alt=lines_alt(f"{y.label}, {what}", x, [p.title for p in policies], arrays["y"]),
+        caption=" ".join(
+            part for part in (empty, caption, more, left_out if exempt else "") if part
+        ),
+        alt=lines_alt(f"{y.label}, {what}", x, [name_of(p) for p in policies], arrays["y"]),
         note=note,
         provenance=provenance(
             capture, policies=[policy.choice for policy in policies], **selection
@@ -184,7 +203,7 @@ def lines_alt(what: str, x: Axis, names: Sequence[str], lines: np.ndarray) -> st
 def step_marker(step: int | None, steps: int) -> tuple[Marker, ...]:
     """The reader's step as a line across, where the figure has it."""
     shown = step is not None and 1 <= step <= steps
-    return (Marker("x", x=step, label="step", selected=True),) if shown else ()
+    return (Marker("x", x=step, selected=True),) if shown else ()
 
 
 def step_axis(steps: int, first: int = 1) -> Axis:

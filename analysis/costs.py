@@ -81,10 +81,14 @@ RECALL_NOTE = Note(
     "as many as are cached",
     "LAQ, Eqs. 1–3 and Figure 2",
 )
+ACTIVE = 5e-4  # the attention from which a recurrence counts, LazyEviction's α
+UNIFORM = (
+    "α = 5·10⁻⁴ lies below uniform attention over {length:,} entries, so nearly everything counts."
+)
 REGRETS = {
     "cumulative": ("regret so far", "attention mass"),
     "regret": ("regret of the step", "attention mass"),
-    "missed": ("recurrences missed so far", "entries"),
+    "missed": ("recurrences missed", "so far"),
 }
 
 
@@ -143,6 +147,7 @@ def regret_over_steps(
         part = pooled(capture, policy, values, layer, head).astype(np.float64)
         rows.append(part if measure == "regret" else np.nancumsum(part, axis=1))
     label, unit = REGRETS[measure]
+    below = measure == "missed" and ACTIVE * capture.info.length < 1
     return compared(
         capture,
         replayeds,
@@ -153,6 +158,7 @@ def regret_over_steps(
         what=head_words(layer, head),
         note=REGRET_NOTE,
         spread="KV heads",
+        more=UNIFORM.format(length=capture.info.length) if below else "",
         markers=step_marker(step, steps),
         figure="regret_over_steps",
         layer=layer,
@@ -188,7 +194,7 @@ def output_error_by_layer(
         lines_of(replayeds, rows, capture.info.layers),
         title="Error of the attention output by layer",
         x=layer_axis(capture.info.layers),
-        y=Axis("relative error of the attention output"),
+        y=Axis("relative output error"),
         what=f"{heads}, {when}",
         note=ERROR_NOTE,
         spread="query heads",

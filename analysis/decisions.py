@@ -80,7 +80,7 @@ class _Head:
         kept, protected, evicted = self.groups
         told = (
             f"eviction at {when}: {len(kept):,} kept, {len(evicted):,} evicted, "
-            f"{len(protected):,} protected, {self.unscored:,} never scored (not drawn)."
+            f"{len(protected):,} protected, {self.unscored:,} without a score (not drawn)."
         )
         if self.cut is not None:
             return f"{told} The cut lies at {number(self.cut)}."
@@ -99,10 +99,10 @@ def score_distribution(
 ) -> Figure:
     """Stacked bars: scores of one head at its last eviction at or before a step, with the cut.
 
-    Kept, protected and evicted entries apart; entries without a score are counted in the caption.
-    Only an entry's last score is stored: at a decision that later ones followed, kept entries show
-    the score of their own last decision, and the caption says so. Raises AnalysisError for a
-    layer or head that does not exist, or a mean, whose scores have no common scale.
+    Kept, protected and evicted entries apart; those that were never scored are counted in the
+    caption. Only an entry's last score is stored: at a decision that later ones followed, kept
+    entries show the score of their own last decision, and the caption says so. Raises AnalysisError
+    for a layer or head that does not exist, or a mean, whose scores have no common scale.
     """
     if MEAN in (layer, head):
         raise AnalysisError(

@@ -12,6 +12,7 @@ from analysis.comparison import (
     compared,
     lines_of,
     mean_over,
+    name_of,
     step_axis,
     step_marker,
     touched_layers,
@@ -35,8 +36,8 @@ DISTANCE_NOTE = Note(
     "METHODS.md 7, replay: distance to the oracle and to random at the same budget",
 )
 MEASURES = {
-    "jaccard": ("kept entries in common", "Jaccard"),
-    "mass_difference": ("difference of attention mass kept", "share"),
+    "jaccard": ("kept entries in common", "Jaccard", "Kept entries in common with"),
+    "mass_difference": ("mass kept, difference", "share", "Attention mass kept, difference to"),
 }
 # What fixes how many entries may stay: a reference at the same budget obeys it too.
 BUDGET_OPTIONS = (
@@ -169,13 +170,13 @@ def distance_over_steps(
         if layer != MEAN:
             part = part[frame["layer"].to_numpy().reshape(-1, steps + 1)[:, 0] == layer]
         rows.append(part)
-    label, unit = MEASURES[measure]
+    label, unit, title = MEASURES[measure]
     limits = (0.0, 1.02) if measure == "jaccard" else None
     return compared(
         capture,
         replayeds,
         lines_of(replayeds, rows, steps + 1),
-        title=f"{label[0].upper()}{label[1:]} with {reference.title}",
+        title=f"{title} {name_of(reference)}",
         x=step_axis(steps, first=0),
         y=Axis(label, unit=unit, range=limits),
         what="mean over all layers" if layer == MEAN else f"layer {layer}, mean over its heads",

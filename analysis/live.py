@@ -214,6 +214,8 @@ def _over_steps(
     empty = NO_POLICIES if not runs else "" if steps else NO_STEPS
     titles = "; ".join(run.title for run in runs)
     told = [part for part in (titles, more, source_words(capture)) if part]
+    markers = step_marker(step, steps)
+    line = "".join(f" Red line: step {mark.x:,}." for mark in markers)
     return Figure(
         "lines",
         title,
@@ -221,8 +223,8 @@ def _over_steps(
         y,
         {"y": values.astype(np.float32)},
         series=series,
-        markers=step_marker(step, steps),
-        caption=f"{empty} {'; '.join(told)}.".strip(),
+        markers=markers,
+        caption=f"{empty} {'; '.join(told)}.{line}".strip(),
         alt=lines_alt(y.name, x, [line.name for line in series], values),
         note=note,
         provenance=provenance(capture, figure=name, policies=[run.choice for run in runs]),
