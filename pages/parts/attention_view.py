@@ -174,7 +174,7 @@ def text(look: Look) -> None:
             hide_sink=look.hide_sink,
             sink=look.info.sink,
             dark=card.theme() == "dark",
-            on_step=lambda step: _go(step=step),
+            on_step=_go_to_step,
         )
         with st.container(horizontal=True, vertical_alignment="center"):
             st.caption(plain(shown.caption), width="stretch")
@@ -277,4 +277,9 @@ def _go(**values: Any) -> None:
     """From a callback: move the selection; the controls and the URL follow."""
     for key, value in values.items():
         st.session_state[key] = value
+    selection.forget_notices()
+
+
+def _go_to_step(step: int) -> None:
+    selection.go_to_step("step", step)
     selection.forget_notices()

@@ -32,21 +32,34 @@ def choice(
 
 
 def step_slider(label: str, key: str, first: int, last: int, lowest: int, default: int) -> int:
-    """A slider over `first` … `last` that reaches down to `lowest` when such a step is chosen."""
-    says = f"{label} goes from {lowest:,} to {last:,}"
-    _settle(key, lambda value: is_step(value, lowest, last), default, says, False)
-    wanted = st.session_state.get(key, st.query_params.get(key))
-    reaches = is_step(wanted, lowest, first - 1)
-    return int(
-        st.slider(
-            label,
-            min_value=lowest if reaches else first,
-            max_value=max(last, first + 1),
-            value=default,
-            key=key,
-            bind="query-params",
-        )
+    """A slider over `first` … `last` that reaches down to `lowest` when such a step is chosen.
+
+    The URL holds the step and the slider follows it: a slider that is bound to the URL forgets
+    to tell it when its own range changes."""
+    asked = st.query_params.get(key)
+    if asked is not None and not is_step(asked, lowest, last):
+        says = f"{label} goes from {lowest:,} to {last:,}"
+        notice(key, f"There is no {key} {shorten(asked, 40)!r} here: {says}. Shown is {default}.")
+        asked = None
+    elif asked is not None and int(asked) != default:
+        forget_notice(key)
+    step = default if asked is None else int(asked)
+    if str(step) != st.query_params.get(key):
+        st.query_params.pop(key, None)
+    st.session_state[key] = step
+    st.slider(
+        label,
+        min_value=lowest if step < first else first,
+        max_value=max(last, first + 1),
+        key=key,
+        on_change=lambda: go_to_step(key, st.session_state[key]),
     )
+    return step
+
+
+def go_to_step(key: str, step: int) -> None:
+    """From a callback: the step of a `step_slider`."""
+    st.query_params[key] = str(step)
 
 
 def settle_page(pages: int) -> None:

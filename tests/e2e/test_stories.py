@@ -103,6 +103,11 @@ def test_explore_the_sample(reader: Reader) -> None:
     page.keyboard.press("Home")
     expect(page.locator(".kv .info")).to_contain_text("position 0")
     expect(page.locator(".kv .info")).to_contain_text("rank")
+    page.keyboard.press("Enter")  # the first token lies before every stored row
+    reader.wait_for_address("step=-")
+    expect(where).to_contain_text("Step -")
+    run = page.url.split("run=")[1].split("&")[0]
+    reader.open(f"/attention?run={run}&layer=2&head=3")
 
     page.get_by_role("button", name="Play over the steps").click()
     expect(where).to_contain_text(re.compile(r"Step [5-9] of"))
@@ -112,6 +117,7 @@ def test_explore_the_sample(reader: Reader) -> None:
     # The layer x head grid is a way to choose, too.
     grid = page.locator(".st-key-card-overview .nsewdrag").first
     grid.scroll_into_view_if_needed()
+    reader.settle()
     box = grid.bounding_box()
     assert box is not None
     page.mouse.click(box["x"] + box["width"] * 0.5 / 8, box["y"] + box["height"] * 1.5 / 6)
