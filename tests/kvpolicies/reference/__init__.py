@@ -51,7 +51,8 @@ Selection
 Curves and costs
 - `recall`: `logits` are unscaled and unmasked, also inside the prompt; empty windows are NaN.
 - `recurrence`: `count="from_first"` drops every token's first interval, not only the prompt's.
-- `cost`: the output error is per query head; masses are group means.
+- `cost`: mass and output error are per query head, recall and regret per keep-set, over the mean
+  row of its query heads; what any of them sees counts as left.
 """
 
 from .allocate import head_adaptive_counts, pyramid
