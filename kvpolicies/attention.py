@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 ATTENTION = "kvscope"
-BLOCK_CELLS = 1 << 23  # attention weights computed at once: 32 MB of float32
+BLOCK_CELLS = 1 << 20  # attention weights computed at once: 4 MB of float32 stay in the cache
 
 
 class Observer(Protocol):
@@ -104,6 +104,7 @@ def observing(model: PreTrainedModel, observer: Observer) -> Iterator[None]:
         yield
     finally:
         _observer.reset(token)
+        _steering.set(None)  # an observer that raised left a cache's claim on the next call
         model.set_attn_implementation(before)
 
 
@@ -251,19 +252,34 @@ def attention_rows(
     the queries. Returns float32 (H, m, n): rows sum to 1, invisible keys (later than the query, or
     `sliding_window` or more positions before it) are 0.
     """
+    length = keys.shape[1]
+    logits = scaled_logits(queries, keys, scaling, softcap)
+    rows = positions.to(keys.device)[:, None]
+    if sliding_window is None:  # only keys after the first of the queries can be hidden
+        first = min(int(positions.min()) + 1, length)
+        later = torch.arange(first, length, device=keys.device) > rows  # (m, n - first)
+        logits[:, :, first:].masked_fill_(later, -math.inf)
+    else:
+        columns = torch.arange(length, device=keys.device)
+        hidden = (columns > rows) | (columns <= rows - sliding_window)  # (m, n)
+        logits.masked_fill_(hidden, -math.inf)
+    return logits.softmax(-1)
+
+
+def scaled_logits(
+    queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: float | None = None
+) -> torch.Tensor:
+    """q·k with the model's scaling, soft-capped where the model does that.
+
+    queries (query_heads, m, d), keys (kv_heads, n, d) -> float32 (query_heads, m, n).
+    """
     heads, count, dim = queries.shape
-    kv_heads, length, _ = keys.shape
-    grouped = queries.float().reshape(kv_heads, heads // kv_heads * count, dim)
-    logits = (grouped @ keys.float().transpose(1, 2)).reshape(heads, count, length)
-    logits *= scaling
+    grouped = queries.float().reshape(keys.shape[0], -1, dim)
+    nothing = grouped.new_empty(1)
+    logits = torch.baddbmm(nothing, grouped, keys.float().transpose(1, 2), beta=0, alpha=scaling)
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    columns = torch.arange(length, device=keys.device)
-    rows = positions.to(keys.device)[:, None]
-    hidden = columns > rows  # (m, n)
-    if sliding_window is not None:
-        hidden = hidden | (columns <= rows - sliding_window)
-    return logits.masked_fill_(hidden, -math.inf).softmax(-1)
+    return logits.view(heads, count, keys.shape[1])
 
 
 def row_blocks(

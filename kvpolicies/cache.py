@@ -19,6 +19,7 @@ from kvpolicies.model_facts import rotary_of, sliding_windows
 from kvpolicies.plan import Plan, Shape
 from kvpolicies.policy import Policy
 from kvpolicies.replayer import Result, touched_layers
+from kvpolicies.rotary import interleaved
 from kvpolicies.run import LayerRun, finish_prefill
 from kvpolicies.view import Extras
 
@@ -55,7 +56,7 @@ class EvictingCache(Cache):
                 f"{policy.title} needs {' and '.join(sorted(needs))}, which a cache alone does not "
                 f"have; {hint}"
             )
-        self.policy, self.context_length = policy, context_length
+        self.context_length = context_length
         self.response_length = response_length
         self.hold = self._holds = hold
         self.model = model
@@ -73,6 +74,7 @@ class EvictingCache(Cache):
         self._gone: list[tuple[int, int, Tensor, Tensor]] = []  # layer, step, heads, positions
         self._rests: dict[int, tuple[Tensor, Tensor]] = {}  # questions that wait for compression
         self._rotary: tuple[Tensor, Tensor] | None = None
+        self.turns_neighbours = False  # how the model's rotary embedding pairs channels
         layers: list[Any] = []
         for index, window in enumerate(windows):
             if index in self.touched:
@@ -81,6 +83,16 @@ class EvictingCache(Cache):
                 assert window is not None
                 layers.append(DynamicSlidingWindowLayer(window))
         super().__init__(layers=layers)
+        self.adopt(policy)
+
+    def adopt(self, policy: Policy) -> None:
+        """Follow this policy from here on.
+
+        What it must know of the rotary embedding is found out now, by running the model.
+        """
+        self.policy = policy
+        if "rotary" in policy.needs or policy.positions == "cache":
+            self.rotary(1)
 
     @property
     def own_layers(self) -> list[EvictingLayer]:
@@ -118,9 +130,10 @@ class EvictingCache(Cache):
             if held is None:
                 raise PolicyError(
                     f"{type(self.model).__name__} has no rotary embedding that KVScope can read, "
-                    "so positions inside the cache and expected attention are not possible"
+                    "the same in all layers with full attention, so positions inside the cache and "
+                    "expected attention are not possible"
                 )
-            self._rotary = held
+            self._rotary, self.turns_neighbours = held, interleaved(held[0])
         return held
 
     # --- end of prefill -----------------------------------------------------------------------

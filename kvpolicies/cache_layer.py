@@ -15,9 +15,9 @@ from transformers.cache_utils import DynamicLayer
 from kvpolicies.attention import steer
 from kvpolicies.entries import Entries
 from kvpolicies.errors import PolicyError
+from kvpolicies.rotary import rotate
 from kvpolicies.run import LayerRun
 from kvpolicies.scores.selection import Selection
-from kvpolicies.scores.statistics import rotate
 
 if TYPE_CHECKING:
     from kvpolicies.cache import EvictingCache
@@ -225,13 +225,14 @@ class EvictingLayer(DynamicLayer):
         entries = self.entries
         assert entries is not None
         cos, sin = self.cache.rotary(self.seen)
+        pairs = self.cache.turns_neighbours
         inside = torch.arange(len(entries), device=keys.device)
         back = entries.positions - inside  # (heads, n), never negative
         scale = (cos[0] ** 2 + sin[0] ** 2).sqrt()
         cos, sin = cos / scale, sin / scale
-        turned = rotate(keys[0].float(), cos[back], -sin[back]).to(keys.dtype)
+        turned = rotate(keys[0].float(), cos[back], -sin[back], pairs).to(keys.dtype)
         shift = self.seen - len(entries)
-        asked = rotate(query[0].float(), cos[shift], -sin[shift]).to(query.dtype)
+        asked = rotate(query[0].float(), cos[shift], -sin[shift], pairs).to(query.dtype)
         return asked[None], turned[None]
 
     @property

@@ -45,7 +45,7 @@ def look_ahead(
     if {"lookahead", "second_reading"} & set(policy.needs):
         raise PolicyError(f"{policy.title} cannot be a lookahead policy: it needs a further pass")
     scratch = cache.fork()
-    scratch.policy = policy
+    scratch.adopt(policy)
     scratch.compress()
     _log(scratch)
     tokens: list[int] = []
@@ -60,15 +60,21 @@ def look_ahead(
 
 
 def read_again(
-    model: PreTrainedModel, cache: EvictingCache, context: Tensor
+    model: PreTrainedModel,
+    cache: EvictingCache,
+    context: Tensor,
+    *,
+    chunk_length: int | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Feed the context (1, C) once more, right after what the cache has seen.
 
-    Returns, per model layer, queries (query_heads, C, d) and keys (kv_heads, C, d) of the copy.
+    `chunk_length` tokens go through the model at once (default: all of them). Returns, per model
+    layer, queries (query_heads, C, d) and keys (kv_heads, C, d) of the copy.
     """
     scratch = cache.fork()
     _log(scratch)
-    feed(model, scratch, context)
+    for part in context.split(chunk_length or context.shape[1], dim=1):
+        feed(model, scratch, part)
     length = context.shape[1]
     keys = [torch.empty(0) for _ in scratch.layers]
     for layer in scratch.own_layers:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvpolicies.rotary import interleaved, rotate, rotation
 from kvpolicies.scores.base import Score, pooled, score, unranked_after
 from kvpolicies.view import View
 
@@ -59,28 +60,15 @@ class ExpectedAttention(Score):
         assert rotary is not None
         cos, sin = rotary[0].float(), rotary[1].float()
         sink = min(self.sink, view.queries.shape[1] - 1)
-        plain = rotate(view.queries[:, sink:].float(), cos[sink:seen], -sin[sink:seen])
+        pairs = interleaved(cos)
+        plain = rotate(view.queries[:, sink:].float(), cos[sink:seen], -sin[sink:seen], pairs)
         plain = plain / (cos[sink:seen] ** 2 + sin[sink:seen] ** 2).mean(-1, keepdim=True)
         mean = plain.mean(1)
         centred = plain - mean[:, None]
         covariance = centred.transpose(1, 2) @ centred / plain.shape[1]
         ahead = slice(seen, seen + self.n_future)
-        turn = rotation(cos[ahead].mean(0), sin[ahead].mean(0), plain.shape[-1])
+        turn = rotation(cos[ahead].mean(0), sin[ahead].mean(0), plain.shape[-1], pairs)
         return mean @ turn.T, turn @ covariance @ turn.T
-
-
-def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding over the first channels (half-split pairs); states (heads, n, d)."""
-    width = cos.shape[-1]
-    turned, rest = states[..., :width], states[..., width:]
-    half = width // 2
-    swapped = torch.cat([-turned[..., half:], turned[..., :half]], -1)
-    return torch.cat([turned * cos + swapped * sin, rest], -1)
-
-
-def rotation(cos: Tensor, sin: Tensor, dim: int) -> Tensor:
-    """The matrix (d, d) that `rotate` applies for one position, or for the mean of several."""
-    return rotate(torch.eye(dim)[None].to(cos), cos, sin)[0].T
 
 
 @score
