@@ -1,23 +1,21 @@
 """What the Eviction page's Masks, Text and Evidence show: a capture and replays in, figures out.
 
-Heads are KV heads (query heads where a policy keeps a set for each); step 0 is the end of prefill.
+Heads are indices of a policy's own keep-sets: KV heads, or query heads with its own granularity;
+step 0 is the end of prefill.
 """
 
 from __future__ import annotations
 
-from analysis.eviction_masks import kept_difference, kept_grid, mask, mask_difference
+from analysis.eviction_grids import kept_difference, kept_grid
+from analysis.eviction_masks import mask, mask_difference
 from analysis.eviction_text import EvictionView, eviction_table, eviction_text
 from analysis.evidence import (
-    Span,
     budget_of_loss,
-    check_span,
     evidence_grid,
     evidence_survival,
-    find_span,
-    span_of_characters,
-    span_words,
     survival_over_budget,
 )
+from analysis.spans import Span, check_span, find_span, span_of_characters, span_words
 
 __all__ = [
     "EvictionView",

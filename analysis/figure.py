@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from analysis.colours import SEQUENTIAL
+from analysis.colours import DIVERGING, SEQUENTIAL, Category
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,21 @@ class Axis:
 
 @dataclass(frozen=True)
 class ColourScale:
-    """How a heatmap's numbers become colours. `range` is fixed wherever figures are compared."""
+    """How a heatmap's numbers become colours. `range` is fixed wherever figures are compared.
+
+    A scale named DIVERGING has a middle colour that stands for zero; `centred` makes one.
+    """
 
     label: str
     range: tuple[float, float]
     name: str = SEQUENTIAL
     log: bool = False
+
+    @classmethod
+    def centred(cls, label: str, largest: float) -> ColourScale:
+        """For differences: as far below zero as above it, at least a little."""
+        limit = max(abs(float(largest)), 1e-9)
+        return cls(label, (-limit, limit), DIVERGING)
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,7 @@ class Note:
 # mark -> required arrays and their shapes; letters are sizes that must agree
 MARKS: dict[str, dict[str, str]] = {
     "heatmap": {"z": "yx"},
+    "raster": {"codes": "yx"},  # uint8: 0 is no such cell, c is categories[c - 1]
     "lines": {"y": "sx"},
     "bars": {"y": "sx"},
     "stacked_bars": {"y": "sx"},
@@ -98,6 +110,7 @@ MARKS: dict[str, dict[str, str]] = {
 }
 OPTIONAL_ARRAYS: dict[str, dict[str, str]] = {
     "heatmap": {},
+    "raster": {"share": "yx"},  # of each pooled cell, how much of it is its category; above 0
     "lines": {"low": "sx", "high": "sx"},  # a band around each line
     "bars": {},
     "stacked_bars": {},
@@ -120,6 +133,7 @@ class Figure:
     arrays: Mapping[str, np.ndarray]
     series: tuple[Series, ...] = ()
     colour: ColourScale | None = None
+    categories: tuple[Category, ...] = ()  # of a raster; the legend lists those that occur
     markers: tuple[Marker, ...] = ()
     point_text: tuple[str, ...] = ()  # of each scatter point, shown as it is
     pickable: bool = False  # a small heatmap whose cells the reader may click
@@ -132,6 +146,8 @@ class Figure:
         sizes = self._sizes()
         if self.mark == "heatmap" and self.colour is None:
             raise ValueError(f"figure {self.title!r}: a heatmap needs a colour scale")
+        if self.mark == "raster":
+            self._check_codes()
         if "s" in sizes and len(self.series) != sizes["s"]:
             raise ValueError(
                 f"figure {self.title!r}: {len(self.series)} series names for {sizes['s']} series"
@@ -156,10 +172,29 @@ class Figure:
                     f"figure {self.title!r}: colour range {self.colour.range} is not from a "
                     "smaller to a larger number"
                 )
+            if self.colour.name == DIVERGING and low != -high:
+                raise ValueError(
+                    f"figure {self.title!r}: a diverging colour range is centred on zero, not "
+                    f"{self.colour.range}"
+                )
             if self.colour.log and low <= 0:
                 raise ValueError(
                     f"figure {self.title!r}: a logarithmic colour range cannot begin at {low}"
                 )
+
+    def _check_codes(self) -> None:
+        codes = self.arrays["codes"]
+        if codes.dtype != np.uint8:
+            raise ValueError(f"figure {self.title!r}: codes are uint8, not {codes.dtype}")
+        if codes.size and codes.max() > len(self.categories):
+            raise ValueError(
+                f"figure {self.title!r}: code {codes.max()} for {len(self.categories)} categories"
+            )
+
+    @property
+    def cells(self) -> np.ndarray | None:
+        """The array (y, x) of a mark made of cells, None for the others."""
+        return self.arrays.get("z", self.arrays.get("codes"))
 
     def _sizes(self) -> dict[str, int]:
         """The size behind each shape letter, checked against every array."""
@@ -196,51 +231,6 @@ class Figure:
 
     def table(self) -> pd.DataFrame:
         """The data behind the figure, one row per cell, point or bar, for CSV and Parquet."""
-        if self.mark == "heatmap":
-            return self._heatmap_table()
-        if self.mark == "scatter":
-            return self._scatter_table()
-        y = self.arrays["y"]
-        columns = _axis_columns(self.x, y.shape[1], self.x.name)
-        columns = {name: np.tile(values, y.shape[0]) for name, values in columns.items()}
-        names = np.array([series.name for series in self.series], dtype=object)
-        frame = pd.DataFrame({"series": np.repeat(names, y.shape[1]), **columns})
-        frame[self.y.name] = y.reshape(-1)
-        for name in ("low", "high"):
-            if name in self.arrays:
-                frame[name] = self.arrays[name].reshape(-1)
-        return frame
+        from analysis.figure_table import table_of
 
-    def _heatmap_table(self) -> pd.DataFrame:
-        z = self.arrays["z"]
-        rows = _axis_columns(self.y, z.shape[0], self.y.name)
-        columns = _axis_columns(self.x, z.shape[1], self.x.name)
-        assert self.colour is not None
-        frame = pd.DataFrame(
-            {name: np.repeat(values, z.shape[1]) for name, values in rows.items()}
-            | {name: np.tile(values, z.shape[0]) for name, values in columns.items()}
-            | {self.colour.label: z.reshape(-1)}
-        )
-        return frame[~np.isnan(z.reshape(-1))].reset_index(drop=True)
-
-    def _scatter_table(self) -> pd.DataFrame:
-        data: dict[str, Any] = {
-            self.x.name: self.arrays["x"],
-            self.y.name: self.arrays["y"],
-        }
-        if "colour" in self.arrays and self.colour is not None:
-            data[self.colour.label] = self.arrays["colour"]
-        if "series" in self.arrays:
-            data["series"] = [self.series[index].name for index in self.arrays["series"]]
-        if self.point_text:
-            data["text"] = list(self.point_text)
-        return pd.DataFrame(data)
-
-
-def _axis_columns(axis: Axis, size: int, name: str) -> dict[str, np.ndarray]:
-    """The column(s) that say where each cell along an axis lies."""
-    if axis.edges is not None:
-        edges = np.asarray(axis.edges)
-        return {f"{name}, first": edges[:-1], f"{name}, last": edges[1:] - 1}
-    values = np.arange(size) if axis.values is None else np.asarray(axis.values)
-    return {name: values}
+        return table_of(self)

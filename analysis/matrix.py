@@ -90,8 +90,8 @@ def head_matrix(
     figure = Figure(
         "heatmap",
         f"Attention, {what}",
-        _token_axis("key position", keys, key_edges, pieces),
-        _token_axis("query position", queries, query_edges, pieces, reversed=True),
+        token_axis("key position", keys, key_edges, pieces),
+        token_axis("query position", queries, query_edges, pieces, reversed=True),
         {"z": matrix},
         colour=_weight_scale(matrix, log),
         markers=_boundaries(capture, queries, keys),
@@ -164,7 +164,7 @@ def _edges(positions: tuple[int, int], bins: int) -> np.ndarray:
     return positions[0] + bin_edges(positions[1] - positions[0], bins)
 
 
-def _token_axis(
+def token_axis(
     label: str,
     positions: tuple[int, int],
     edges: np.ndarray,

@@ -1,9 +1,8 @@
-"""How each mark of a `Figure` becomes Plotly traces."""
+"""How each mark of a `Figure` becomes Plotly traces; rasters are in `plotly_raster`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,8 @@ def escaped(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
-def _heatmap(drawn: go.Figure, figure: Figure) -> None:
+def draw_heatmap(drawn: go.Figure, figure: Figure) -> None:
+    """Add the traces of a heatmap."""
     scale = figure.colour
     assert scale is not None
     z = np.ascontiguousarray(figure.arrays["z"], np.float32)
@@ -38,7 +38,7 @@ def _heatmap(drawn: go.Figure, figure: Figure) -> None:
         value = "%{customdata:.3~g}"
     x, y = spacing(figure.x, z.shape[1]), spacing(figure.y, z.shape[0])
     template = (
-        f"{_hover(figure.y, 'y', y[1])}<br>{_hover(figure.x, 'x', x[1])}<br>"
+        f"{hover_line(figure.y, 'y', y[1])}<br>{hover_line(figure.x, 'x', x[1])}<br>"
         f"{escaped(scale.label)} <b>{value}</b><extra></extra>"
     )
     drawn.add_heatmap(
@@ -78,7 +78,7 @@ def spacing(axis: Axis, count: int) -> tuple[float, float]:
     return float(axis.values[0]), step
 
 
-def _hover(axis: Axis, name: str, width: float) -> str:
+def hover_line(axis: Axis, name: str, width: float) -> str:
     """The line of a hover that names the position: the token, the number, or the pooled range."""
     if axis.ticks:
         return f"{escaped(axis.label)} %{{{name}}}"
@@ -110,7 +110,8 @@ def _power(exponent: int) -> str:
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _lines(drawn: go.Figure, figure: Figure) -> None:
+def draw_lines(drawn: go.Figure, figure: Figure) -> None:
+    """Add the traces of lines with their bands."""
     lines = figure.arrays["y"]
     x = _values(figure.x, lines.shape[1])
     for index, series in enumerate(figure.series):
@@ -129,7 +130,7 @@ def _lines(drawn: go.Figure, figure: Figure) -> None:
             x=x,
             y=_float(lines[index]),
             name=escaped(series.name),
-            mode="lines" if lines.shape[1] > 1 else "markers",
+            mode=_line_mode(lines.shape[1]),
             line={"color": colour, "dash": series.dash or series_dash(index), "width": 1.6},
             hovertemplate="%{y:.3~g}",
         )
@@ -139,7 +140,13 @@ def _lines(drawn: go.Figure, figure: Figure) -> None:
     )
 
 
-def _bars(drawn: go.Figure, figure: Figure) -> None:
+def _line_mode(points: int) -> str:
+    """Few points are marked, so that one beside a gap is seen."""
+    return "markers" if points == 1 else "lines+markers" if points <= 8 else "lines"
+
+
+def draw_bars(drawn: go.Figure, figure: Figure) -> None:
+    """Add the traces of bars side by side or stacked."""
     heights = figure.arrays["y"]
     x = _values(figure.x, heights.shape[1])
     stacked = figure.mark == "stacked_bars"
@@ -168,7 +175,8 @@ def _bars(drawn: go.Figure, figure: Figure) -> None:
     )
 
 
-def _scatter(drawn: go.Figure, figure: Figure) -> None:
+def draw_scatter(drawn: go.Figure, figure: Figure) -> None:
+    """Add the traces of a scatter."""
     x, y = _float(figure.arrays["x"]), _float(figure.arrays["y"])
     text = np.array([escaped(entry) for entry in figure.point_text], dtype=object)
     groups = figure.arrays.get("series", np.zeros(len(x), np.uint8))
@@ -200,15 +208,6 @@ def _scatter(drawn: go.Figure, figure: Figure) -> None:
             + "<extra></extra>",
         )
     drawn.update_layout(showlegend=len(figure.series) > 1)
-
-
-DRAW: dict[str, Callable[[go.Figure, Figure], None]] = {
-    "heatmap": _heatmap,
-    "lines": _lines,
-    "bars": _bars,
-    "stacked_bars": _bars,
-    "scatter": _scatter,
-}
 
 
 def _float(values: np.ndarray) -> np.ndarray:

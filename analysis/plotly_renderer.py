@@ -1,24 +1,41 @@
 """Draws a `Figure` with Plotly, for the screen.
 
-Arrays travel as typed arrays (float32), cells on evenly spaced axes so that Plotly draws one image.
-Plotly reads labels and hover text as a small HTML and templates: every text from outside goes
-through `escaped`.
+Arrays travel as typed arrays (float32, uint8), cells on evenly spaced axes so that Plotly draws
+one image. Plotly reads labels and hover text as a small HTML and templates: every text from outside
+goes through `escaped`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import plotly.graph_objects as go
 
 from analysis.colours import SELECTED
 from analysis.figure import Axis, Figure, Marker
-from analysis.plotly_marks import DRAW, escaped, spacing
+from analysis.plotly_marks import (
+    draw_bars,
+    draw_heatmap,
+    draw_lines,
+    draw_scatter,
+    escaped,
+    spacing,
+)
+from analysis.plotly_raster import draw_raster
 
 FONT = '"Source Sans 3", "Source Sans Pro", "Segoe UI", sans-serif'
 THEMES = {
     "light": {"text": "#31333F", "grid": "rgba(49,51,63,0.14)", "ground": "#FFFFFF"},
     "dark": {"text": "#FAFAFA", "grid": "rgba(250,250,250,0.18)", "ground": "#0E1117"},
+}
+DRAW: dict[str, Callable[[go.Figure, Figure], None]] = {
+    "heatmap": draw_heatmap,
+    "raster": draw_raster,
+    "lines": draw_lines,
+    "bars": draw_bars,
+    "stacked_bars": draw_bars,
+    "scatter": draw_scatter,
 }
 
 
@@ -69,20 +86,20 @@ def _limits(figure: Figure, name: str) -> tuple[float, float] | None:
         return axis.range
     if axis.edges is not None:
         return float(axis.edges[0]) - 0.5, float(axis.edges[-1]) - 0.5
-    if figure.mark == "heatmap":
-        count = figure.arrays["z"].shape[1 if name == "x" else 0]
+    if figure.cells is not None:
+        count = figure.cells.shape[1 if name == "x" else 0]
         first, step = spacing(axis, count)
         return first - step / 2, first + (count - 0.5) * step
     return None
 
 
 def _axis(axis: Axis, figure: Figure, name: str, colours: dict[str, str]) -> dict[str, Any]:
-    heatmap = figure.mark == "heatmap"
+    cells = figure.cells is not None
     drawn: dict[str, Any] = {
         "title": {"text": escaped(axis.name), "standoff": 8},
         "automargin": True,
-        "fixedrange": heatmap,  # dragging would only magnify pooled cells
-        "showgrid": not heatmap,
+        "fixedrange": cells,  # dragging would only magnify pooled cells
+        "showgrid": not cells,
         "gridcolor": colours["grid"],
         "linecolor": colours["grid"],
         "zeroline": False,
@@ -107,9 +124,9 @@ def _axis(axis: Axis, figure: Figure, name: str, colours: dict[str, str]) -> dic
             "ticktext": [escaped(text) for _, text in axis.ticks],
             "tickfont": {"size": 11 if len(axis.ticks) <= 40 else 10},
         }
-        if name == "x":
+        if name == "x" and len(axis.ticks) > 16:  # fewer labels turn only where they have to
             drawn["tickangle"] = -90
-    elif heatmap and limits is not None and limits[1] - limits[0] <= 16:
+    elif cells and limits is not None and limits[1] - limits[0] <= 16:
         drawn["dtick"] = 1  # whole positions only
     return drawn
 
@@ -157,9 +174,9 @@ def _shape(marker: Marker, figure: Figure, colours: dict[str, str]) -> dict[str,
 
 def _height(figure: Figure) -> int:
     """Pixels: enough for labelled rows, low for small grids, a fixed page share otherwise."""
-    if figure.mark != "heatmap":
+    if figure.cells is None or figure.mark == "raster":
         return 340
-    rows = figure.arrays["z"].shape[0]
+    rows = figure.cells.shape[0]
     if figure.y.ticks:
         return max(320, 13 * rows + 140)
     return 560 if figure.y.edges is not None else min(640, 26 * rows + 110)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvpolicies.attention import BLOCK_CELLS, attention_rows
+from kvpolicies.attention import BLOCK_CELLS, attention_rows, scaled_logits
 from kvpolicies.decisions import Decision, Reason
 from kvpolicies.entries import RecordedEntries
 from kvpolicies.errors import PolicyError
 from kvpolicies.plan import Plan, Shape
 from kvpolicies.run import LayerRun, finish_prefill
-from kvpolicies.view import Extras, scaled_logits
+from kvpolicies.view import Extras
 
 if TYPE_CHECKING:
     from kvpolicies.policy import Policy
@@ -115,6 +115,10 @@ class Result:
     @staticmethod
     def _write(arrays: tuple[Tensor, Tensor, Tensor], decision: Decision) -> None:
         there = decision.classes > 0
+        unranked = decision.keep & (decision.classes == 2)
+        if bool(unranked.any()):  # what an earlier decision ranked and kept keeps its explanation
+            before = arrays[2][decision.layer].gather(1, decision.positions.cpu())
+            there = there & ~(unranked & (before.to(there.device) != Reason.NONE))
         heads = torch.arange(len(there))[:, None].expand(there.shape)[there.cpu()]
         place = (decision.layer, heads, decision.positions[there].cpu())
         for array, held in zip(
@@ -138,22 +142,30 @@ class Result:
         return self._explanations[2]
 
 
-def replay(policy: Policy, trace: Trace, *, detail: bool = True) -> Result:
+def replay(
+    policy: Policy,
+    trace: Trace,
+    *,
+    detail: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
     """Walk a policy over a trace as if its response were forced.
 
     Evictions change which entries later attention and scores see; the states themselves stay
     those of the full cache. Without `detail` no list of decisions is kept, whose size grows with
-    layers x steps x budget; scores, ranks and reasons of each entry's last one are. Raises
-    `MissingInput` for what the policy needs and the trace lacks, and `PolicyError` for impossible
-    parameters.
+    layers x steps x budget; scores, ranks and reasons of each entry's last one are.
+    `progress(done, total)` counts (layer, step) pairs, step 0 included, and may raise to stop.
+    Raises `MissingInput` for what the policy needs and the trace lacks, and `PolicyError` for
+    impossible parameters.
     """
     with torch.inference_mode():
-        return _Replay(policy, trace).run(detail)
+        return _Replay(policy, trace, progress or (lambda done, total: None)).run(detail)
 
 
 class _Replay:
-    def __init__(self, policy: Policy, trace: Trace) -> None:
+    def __init__(self, policy: Policy, trace: Trace, progress: Callable[[int, int], None]) -> None:
         self.policy, self.trace = policy, trace
+        self.progress, self.done = progress, 0
         self.by_query = policy.granularity == "query_head"
         self.touched = touched_layers(
             [trace.window_of(layer) for layer in range(trace.layers)], trace.length
@@ -200,6 +212,7 @@ class _Replay:
 
     def _begin(self, number: int, layer: int) -> LayerRun:
         trace = self.trace
+        self._advance(1)
         run = LayerRun(self.plan, number, layer, trace.scaling_of(layer), trace.softcap)
         entries = RecordedEntries(*self._states(layer), self.prefilled)
         queries = trace.queries[layer][:, : self.prefilled]
@@ -263,6 +276,7 @@ class _Replay:
     def _decode(self, result: Result, run: LayerRun) -> None:
         trace, layer = self.trace, run.model_layer
         if run.still:
+            self._advance(trace.response_length)
             return
         if self._selects:
             if result.visible is None:
@@ -270,6 +284,7 @@ class _Replay:
             self._see(result, run, None if self._chooses else run.visible(trace.queries[layer], 0))
         history = self.policy.score.history
         for position, logits in self._steps(run):
+            self._advance(1)
             stop = position + 1
             start = max(0, stop - history)
             queries = trace.queries[layer][:, start:stop]
@@ -281,6 +296,10 @@ class _Replay:
             if result.visible is not None:
                 self._see(result, run, run.visible(queries, start))
             result.record(run.finish_step(queries, start, attention))
+
+    def _advance(self, steps: int) -> None:
+        self.progress(self.done, len(self.touched) * (1 + self.trace.response_length))
+        self.done += steps
 
     @property
     def _chooses(self) -> bool:
