@@ -136,15 +136,15 @@ class PolicyRun:
 def replayed(capture: Capture, choice: Mapping[str, Any]) -> Replayed:
     """The stored replay of a chosen policy.
 
-    Raises NeedsJob when it was not computed (kind "replay"), or when a lookahead or second reading
-    that it needs was not recorded (kind "lookahead" or "second_reading", which comes first), and
+    Raises NeedsJob when it was not computed (kind "replay"), or when a recording that it needs is
+    missing, which comes first (kind "lookahead", "second_reading" or "model_facts"), and
     AnalysisError for a choice that is none.
     """
     form = _canonical(choice)
     spec = {"policy": form}
     path = derived_path(capture.path.parent, "replay", spec)
     if not path.exists():
-        for kind, recording in _passes(form):
+        for kind, recording in _passes(form, capture.info):
             if not derived_path(capture.path.parent, kind, recording).exists():
                 raise _needs_recording(capture, form, kind, recording)
         raise NeedsJob("replay", spec, replay_seconds(capture.info, form))
@@ -193,20 +193,14 @@ def _canonical(choice: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return canonical(choice)
     except PolicyError as error:
-        raise AnalysisError(sentence(error)) from error
+        raise AnalysisError(error.sentence) from error
 
 
-def _passes(form: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _passes(form: dict[str, Any], info: CaptureInfo) -> list[tuple[str, dict[str, Any]]]:
     try:
-        return passes_of(form)
+        return passes_of(form, has_rotary="rotary" in info.settings)
     except PolicyError as error:
-        raise AnalysisError(sentence(error)) from error
-
-
-def sentence(error: PolicyError) -> str:
-    """A policy's refusal as a sentence of its own: kvpolicies writes clauses."""
-    text = str(error)
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+        raise AnalysisError(error.sentence) from error
 
 
 def _needs_recording(
@@ -218,9 +212,12 @@ def _needs_recording(
         steps = int(spec["steps"])
         what = f"a lookahead of {steps} tokens on a cache of {title(spec['policy'])}"
         seconds += steps * info.timings.get("decode", 1.0) / max(1, info.response_length)
-    else:
+    elif kind == "second_reading":
         what = "a second reading of the context"
         seconds *= 2
+    else:
+        what = "facts of the model's weights"
+        seconds = LOAD_S
     return NeedsJob(kind, spec, seconds, f"{title(form)} needs {what}, which this run lacks: it")
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from backend.progress import CancelCheck, Cancelled, Progress, ProgressCallback
+from backend.replays import compute_replay, policy_spec
 from cache_store.errors import StoreError
 from cache_store.files import CAPTURE_FILE, check_run_id
 from cache_store.reader import Capture
 from cache_store.writer import DerivedWriter
 from kvpolicies.attention import LayerStates, pooled_attention, row_blocks
 
-Arrays = dict[str, np.ndarray]
 MEAN_MATRIX_FIELDS = ("layers", "heads", "query_range", "key_range", "bins", "pool")
 
 
@@ -36,29 +36,49 @@ def derive(
     query_heads, P) from the prompt's queries only, which is what policies start from.
     `mean_matrix` (spec layers, heads, query_range, key_range, bins, pool): array `matrix`, the
     mean over the listed layers and query heads, pooled as `pooled_attention` does.
-    A result that exists is kept. Returns its path. Raises StoreError and Cancelled.
+    `replay` (spec {"policy": choice}): a policy replayed over the capture, with its costs; see
+    `backend.replays.compute_replay`.
+    A result that exists is kept. Returns its path. Raises StoreError, ReplayError and Cancelled.
     """
-    compute = {"prompt_attention": _prompt_attention, "mean_matrix": _mean_matrix}.get(kind)
+    compute = {
+        "prompt_attention": _prompt_attention,
+        "mean_matrix": _mean_matrix,
+        "replay": _replay,
+    }.get(kind)
     if compute is None:
         raise StoreError(f"There is nothing to derive named '{kind}': use prompt_attention.")
+    if kind == "replay":
+        spec = policy_spec(spec)
     report, stop = progress or (lambda _: None), cancelled or (lambda: False)
 
-    def step(done: int, total: int) -> None:
+    def step(done: int, total: int, phase: str = "derive") -> None:
         if stop():
             raise Cancelled
-        report(Progress("derive", done, total))
+        report(Progress(phase, done, total))
 
     folder = Path(home) / check_run_id(run_id)
     with DerivedWriter(folder, kind, spec) as writer:
         if writer.exists:
             return writer.path
         with Capture.open(folder / CAPTURE_FILE) as capture, torch.inference_mode():
-            for name, values in compute(capture, spec, step).items():
-                writer.add_array(name, values)
+            write_all(writer, compute(capture, spec, step))
         return writer.finish()
 
 
-def _prompt_attention(capture: Capture, spec: Mapping[str, Any], step: Any) -> Arrays:
+def write_all(writer: DerivedWriter, results: Mapping[str, np.ndarray | Mapping[str, Any]]) -> None:
+    """Arrays under their names, and columns as tables."""
+    for name, values in results.items():
+        if isinstance(values, np.ndarray):
+            writer.add_array(name, values)
+        else:
+            writer.add(name, values)
+
+
+def _replay(capture: Capture, spec: Mapping[str, Any], step: Any) -> Mapping[str, Any]:
+    return compute_replay(capture, spec, lambda phase, done, total: step(done, total, phase))
+
+
+def _prompt_attention(capture: Capture, spec: Mapping[str, Any], step: Any) -> Mapping[str, Any]:
     if spec:
         raise StoreError(f"prompt_attention takes no parameters, but got '{next(iter(spec))}'.")
     info = capture.info
@@ -88,7 +108,7 @@ def _prompt_attention(capture: Capture, spec: Mapping[str, Any], step: Any) -> A
     return {name: values.numpy() for name, values in arrays.items()}
 
 
-def _mean_matrix(capture: Capture, spec: Mapping[str, Any], step: Any) -> Arrays:
+def _mean_matrix(capture: Capture, spec: Mapping[str, Any], step: Any) -> Mapping[str, Any]:
     info = capture.info
     if sorted(spec) != sorted(MEAN_MATRIX_FIELDS):
         raise StoreError(f"mean_matrix needs exactly {', '.join(MEAN_MATRIX_FIELDS)}.")

@@ -58,11 +58,12 @@ def policy_of(choice: Choice) -> Policy:
     return build(form.pop("key", None), **form, **options)
 
 
-def passes_of(choice: Choice) -> list[tuple[str, dict[str, Any]]]:
+def passes_of(choice: Choice, has_rotary: bool = False) -> list[tuple[str, dict[str, Any]]]:
     """Recordings beside a capture that a replay needs: the kinds of derived files and their specs.
 
-    `lookahead` with {"policy": canonical choice of the cache it ran on, "steps": n}, and
-    `second_reading` with {}. Raises `PolicyError` as `policy_of` does.
+    `lookahead` with {"policy": canonical choice of the cache it ran on, "steps": n},
+    `second_reading` with {}, and `model_facts` with {} for output norms and, unless the capture
+    itself `has_rotary`, rotary embeddings. Raises `PolicyError` as `policy_of` does.
     """
     if "masks" in choice:
         return []
@@ -74,6 +75,7 @@ def passes_of(choice: Choice) -> list[tuple[str, dict[str, Any]]]:
             "budget": options["lookahead_budget"] or policy.budget,
             "compression_ratio": policy.compression_ratio,
             "granularity": policy.granularity,
+            "scope": policy.scope,
         }
         if small["budget"]:
             del small["compression_ratio"]
@@ -81,6 +83,8 @@ def passes_of(choice: Choice) -> list[tuple[str, dict[str, Any]]]:
         passes.append(("lookahead", {"policy": drafting, "steps": options["lookahead_steps"]}))
     if "second_reading" in policy.needs:
         passes.append(("second_reading", {}))
+    if "output_norms" in policy.needs or ("rotary" in policy.needs and not has_rotary):
+        passes.append(("model_facts", {}))
     return passes
 
 

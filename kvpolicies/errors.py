@@ -4,6 +4,12 @@
 class PolicyError(ValueError):
     """A policy cannot be built or run as asked; the message names what and why."""
 
+    @property
+    def sentence(self) -> str:
+        """The message, which is a clause, as a sentence of its own."""
+        text = str(self).rstrip(".")
+        return f"{text[:1].upper()}{text[1:]}."
+
 
 class MissingInput(PolicyError):
     """A policy needs something that this trace or model does not have.

@@ -243,6 +243,11 @@ def test_passes_are_those_that_a_live_run_makes() -> None:
     assert passes_of({"key": "kvcompose", "options": BUDGET}) == [("second_reading", {})]
     own = {"key": "kvcompose", "options": {"budget": 64, "source": "self"}}
     assert passes_of(own) == []
+    own["options"]["value_norm"] = "output"
+    assert passes_of(own, has_rotary=True) == [("model_facts", {})]
+    expected = {"key": "expected_attention", "options": BUDGET}
+    assert passes_of(expected) == [("model_facts", {})]
+    assert passes_of(expected, has_rotary=True) == []
 
 
 def test_choices_are_written_and_read_without_torch() -> None:
