@@ -11,7 +11,6 @@ import pandas as pd
 
 from analysis.errors import AnalysisError
 from analysis.recurrence import NO_RESPONSE, Tracked
-from analysis.replays import sentence
 from analysis.traces import trace_from
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def lazy_decisions(
     try:
         result = replay(build("lazyeviction", form=form, **options), trace)
     except PolicyError as error:
-        raise AnalysisError(sentence(error)) from error
+        raise AnalysisError(error.sentence) from error
     steps = tuple(decision.step for decision in result.decisions)
     return LazyDecisions(form, result.evicted_at[0].numpy(), result.scores[0].numpy(), steps)
 

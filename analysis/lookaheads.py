@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.errors import AnalysisError, NeedsJob
-from analysis.replays import LOAD_S, sentence
+from analysis.replays import LOAD_S
 from cache_store.derived_writer import derived_path
 from cache_store.reader import Capture, Derived
 from kvpolicies.choice import canonical, title
@@ -44,7 +44,7 @@ def lookahead(capture: Capture, choice: Mapping[str, Any], steps: int) -> Lookah
     try:
         spec = {"policy": canonical(choice), "steps": int(steps)}
     except PolicyError as error:
-        raise AnalysisError(sentence(error)) from error
+        raise AnalysisError(error.sentence) from error
     path = derived_path(capture.path.parent, "lookahead", spec)
     if path.exists():
         return _read(path, capture.id)

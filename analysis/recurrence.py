@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.errors import AnalysisError
-from analysis.replays import sentence
 from analysis.traces import grouped_rows, trace_from
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def threshold(attention: np.ndarray, alpha: float | str) -> np.ndarray | float:
     try:
         multiple = multiple_of_uniform(alpha)
     except PolicyError as error:
-        raise AnalysisError(sentence(error)) from error
+        raise AnalysisError(error.sentence) from error
     born = (~np.isnan(attention)).sum(axis=-1, keepdims=True)
     level: np.ndarray = (multiple / np.maximum(born, 1)).astype(attention.dtype)
     return level
