@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from analysis.replays import PolicyRun, Replayed
 
 BAND = (10, 90)  # percentiles
+LABELLED = 16  # as many whole numbers stand side by side below an axis
 MAX_BANDS = 2  # more bands than this cover one another
 REFERENCE_DASHES = {"oracle": "longdash", "belady": "longdash", "random": "dot"}
 NO_STEPS = "Nothing was generated in this run, so there is no step to show."
@@ -164,6 +166,7 @@ def compared(
         f"{what[0].upper()}{what[1:]}{band if 'low' in arrays else ''}. "
         f"{budget_words(policies) + '; ' if policies else ''}{source_words(capture)}.{step}"
     )
+    x, y = drawn_axes(x, y, arrays)
     return Figure(
         "lines",
         title,
@@ -200,18 +203,43 @@ def lines_alt(what: str, x: Axis, names: Sequence[str], lines: np.ndarray) -> st
     return f"{what[0].upper()}{what[1:]}: {'; '.join(told) if told else 'nothing to show'}."
 
 
+def share_range(arrays: dict[str, np.ndarray]) -> tuple[float, float]:
+    """From the tenth below the lowest point to 1, so that good policies can be told apart."""
+    finite = np.concatenate([part[np.isfinite(part)] for part in arrays.values()])
+    lowest = math.floor(float(finite.min()) * 10) / 10 if len(finite) else 0.0
+    low = min(0.9, max(0.0, lowest))
+    return low, 1 + 0.02 * (1 - low)
+
+
 def step_marker(step: int | None, steps: int) -> tuple[Marker, ...]:
     """The reader's step as a line across, where the figure has it."""
     shown = step is not None and 1 <= step <= steps
     return (Marker("x", x=step, selected=True),) if shown else ()
 
 
+def from_zero(arrays: dict[str, np.ndarray]) -> tuple[float, float]:
+    """From 0 to a little above the highest point."""
+    finite = np.concatenate([part[np.isfinite(part)] for part in arrays.values()])
+    highest = float(finite.max()) if len(finite) else 0.0
+    return 0.0, 1.05 * highest if highest > 0 else 1.0
+
+
+def drawn_axes(x: Axis, y: Axis, arrays: dict[str, np.ndarray]) -> tuple[Axis, Axis]:
+    """The axes of a line figure; one without any point spans 0 to 1."""
+    if any(np.isfinite(part).any() for part in arrays.values()):
+        return x, y
+    return replace(x, range=(0.0, 1.0)), replace(y, range=(0.0, 1.0))
+
+
 def step_axis(steps: int, first: int = 1) -> Axis:
-    return Axis("step", np.arange(first, steps + 1))
+    """Steps first ... steps; few of them are labelled one by one, so that no half step is."""
+    few = steps - first < LABELLED
+    ticks = tuple((float(n), str(n)) for n in range(first, steps + 1)) if few else ()
+    return Axis("step", np.arange(first, steps + 1), ticks=ticks)
 
 
 def layer_axis(layers: int) -> Axis:
-    """Layers as whole numbers; at most 16 of them are labelled."""
-    every = math.ceil(layers / 16)
+    """Layers as whole numbers; at most LABELLED of them are labelled."""
+    every = math.ceil(layers / LABELLED)
     ticks = tuple((float(n), str(n)) for n in range(0, layers, every))
     return Axis("layer", np.arange(layers), ticks=ticks)

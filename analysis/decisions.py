@@ -38,7 +38,6 @@ SCORE_NOTE = Note(
     "score would have kept other entries; a cut through a gap, that the choice was clear.",
     "histogram of the scores that the decision ranked; the cut lies between the lowest score kept "
     "and the highest evicted",
-    "METHODS.md 1 and 2: every decision has a score, a rank and a reason",
 )
 
 

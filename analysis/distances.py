@@ -33,7 +33,6 @@ DISTANCE_NOTE = Note(
     "much mass lost, that this policy keeps the wrong ones.",
     "Jaccard |a ∩ b| / |a ∪ b| of the cached positions per head; difference of the attention mass "
     "kept, per query head; both averaged over the heads of a layer",
-    "METHODS.md 7, replay: distance to the oracle and to random at the same budget",
 )
 MEASURES = {
     "jaccard": ("kept entries in common", "Jaccard", "Kept entries in common with"),
@@ -191,7 +190,8 @@ def distance_over_steps(
 
 
 def _jaccard(capture: Capture, first: Replayed, second: Replayed) -> np.ndarray:
-    """|a ∩ b| / |a ∪ b| of what is cached after each step; float64 (layers, heads, T + 1)."""
+    """|a ∩ b| / |a ∪ b| of what is cached after each step, 1 where neither holds anything;
+    float64 (layers, heads, T + 1)."""
     heads = max(first.evicted_at.shape[1], second.evicted_at.shape[1])
     one, other = (
         np.repeat(policy.evicted_at, heads // policy.evicted_at.shape[1], axis=1)
@@ -200,7 +200,7 @@ def _jaccard(capture: Capture, first: Replayed, second: Replayed) -> np.ndarray:
     info = capture.info
     both = _cached(np.minimum(one, other), info.prompt_length, info.response_length)
     either = _cached(np.maximum(one, other), info.prompt_length, info.response_length)
-    return both / np.maximum(either, 1)
+    return np.where(either > 0, both / np.maximum(either, 1), 1.0)
 
 
 def _cached(evicted_at: np.ndarray, prompt_length: int, steps: int) -> np.ndarray:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from analysis.comparison import NO_POLICIES, NO_STEPS, lines_alt, series_of, step_marker
+from analysis.comparison import (
+    NO_POLICIES,
+    NO_STEPS,
+    drawn_axes,
+    from_zero,
+    lines_alt,
+    series_of,
+    step_axis,
+    step_marker,
+)
 from analysis.figure import Axis, Figure, Note, Series
 from analysis.words import number, provenance, source_words
 from cache_store.reader import Capture
@@ -26,7 +35,6 @@ KL_NOTE = Note(
     "response: 0 means the same distribution. A peak is a token that the evicted entries were "
     "needed for.",
     "KL(full ‖ policy) = Σᵥ p_full(v) ln (p_full(v) / p_policy(v)) per step",
-    "METHODS.md 7, live: KL under the forced full-cache response",
 )
 BYTES_NOTE = Note(
     "Policies that evict once grow with the response like the full cache, those that evict at "
@@ -40,7 +48,6 @@ LATENCY_NOTE = Note(
     "else the machine did. A smaller cache is read faster, but a policy that scores at every step "
     "pays for it at every step.",
     "wall time of each decoding step, measured once",
-    "METHODS.md 7, live: milliseconds per step",
 )
 STAGE_NOTE = Note(
     "Where the time of a whole run went: reading the prompt, further passes, eviction, writing the "
@@ -144,7 +151,7 @@ def latency_by_stage(capture: Capture, runs: Sequence[PolicyRun]) -> Figure:
         Axis("time", unit="s"),
         {"y": heights.astype(np.float32)},
         series=tuple(Series(stage) for stage in stages),
-        caption=f"{f'Totals: {told}' if told else NO_POLICIES} {source_words(capture)}.",
+        caption=f"{f'Totals: {told}.' if told else NO_POLICIES} {source_words(capture)}.",
         alt=f"Seconds by stage. {told or NO_POLICIES}",
         note=STAGE_NOTE,
         provenance=provenance(
@@ -210,7 +217,8 @@ def _over_steps(
 ) -> Figure:
     values = _stacked(lines)
     steps = values.shape[1]
-    x = Axis("step", np.arange(1, steps + 1))
+    arrays = {"y": values.astype(np.float32)}
+    x, y = drawn_axes(step_axis(steps), Axis(y.label, unit=y.unit, range=from_zero(arrays)), arrays)
     empty = NO_POLICIES if not runs else "" if steps else NO_STEPS
     titles = "; ".join(run.title for run in runs)
     told = [part for part in (titles, more, source_words(capture)) if part]
@@ -221,7 +229,7 @@ def _over_steps(
         title,
         x,
         y,
-        {"y": values.astype(np.float32)},
+        arrays,
         series=series,
         markers=markers,
         caption=f"{empty} {'; '.join(told)}.{line}".strip(),

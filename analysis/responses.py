@@ -24,7 +24,6 @@ DIFF_NOTE = Note(
     "the meaning held, not how many further mistakes the policy made.",
     "longest matching runs of token ids (Ratcliff and Obershelp); agreement is the share of steps "
     "with the same token",
-    "METHODS.md 7, live: first differing token and token agreement",
 )
 
 
