@@ -34,7 +34,7 @@ def show(index: int, choice: Choice) -> None:
         _presets(index, choice, method)
     if method.budget == "optional":
         _budget_or_share(index, choice)
-    listed = [part for part in parameters(method) if _applies(part, method, choice)]
+    listed = [part for part in parameters(method) if applies(part, method, choice)]
     with st.grid(2, min_column_width=150, gap="small"):
         for part in listed:
             _control(index, choice, method, part)
@@ -59,7 +59,7 @@ def parameters(method: Method) -> tuple[MethodParameter, ...]:
     return parameters_of(method)
 
 
-def _applies(part: MethodParameter, method: Method, choice: Choice) -> bool:
+def applies(part: MethodParameter, method: Method, choice: Choice) -> bool:
     """The budget has its own control; a share per partition counts where no budget does."""
     name = part.parameter.name
     if name in _BUDGETS:

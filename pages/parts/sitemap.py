@@ -13,6 +13,7 @@ ICONS = {
     "New run": ":material/add_circle:",
     "Library": ":material/database:",
     "Attention": ":material/grid_on:",
+    "Eviction": ":material/content_cut:",
 }
 
 
@@ -25,6 +26,7 @@ def sections() -> dict[str, list[Any]]:
             st.Page("pages/library.py", title="Library"),
         ],
         "Look": [st.Page("pages/attention.py", title="Attention")],
+        "Evict": [st.Page("pages/eviction.py", title="Eviction")],
     }
 
 
