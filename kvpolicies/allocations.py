@@ -11,98 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvpolicies.candidates import Candidates, keep_best, top_marked
 from kvpolicies.errors import PolicyError
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """One layer at one eviction.
-
-    scores: float32 (heads, n), NaN where not ranked; protected: bool (heads, n), entries inside
-    the windows (they fit the budget); free: bool (heads, n) or None, entries that are kept and
-    not counted; alive: bool (heads, n) or None.
-    """
-
-    scores: Tensor
-    protected: Tensor
-    free: Tensor | None = None
-    alive: Tensor | None = None
-    ties_to_newest: bool = False
-
-    def order(self) -> Tensor:
-        """Indices (heads, n) from the first to be kept to the first to go.
-
-        Free, then protected entries, then unranked ones from newest to oldest, then by score;
-        ties go to the lower position (the higher for `ties_to_newest`).
-        """
-        length = self.scores.shape[1]
-        columns = torch.arange(length, device=self.scores.device)
-        unranked = self.scores.isnan()
-        values = torch.where(unranked, columns.float(), self.scores)
-        flip = self.ties_to_newest
-        first = torch.sort(values.flip(1) if flip else values, dim=1, descending=True, stable=True)[
-            1
-        ]
-        if flip:
-            first = length - 1 - first
-        second = torch.sort(self.classes().gather(1, first), dim=1, descending=True, stable=True)[1]
-        return first.gather(1, second)
-
-    def classes(self) -> Tensor:
-        """uint8 (heads, n): 4 free, 3 protected, 2 unranked, 1 ranked, 0 gone before."""
-        classes = torch.ones_like(self.scores, dtype=torch.uint8)
-        classes[self.scores.isnan()] = 2
-        classes[self.protected] = 3
-        if self.free is not None:
-            classes[self.free] = 4
-        if self.alive is not None:
-            classes[~self.alive] = 0
-        return classes
-
-    def first(self, budget: int) -> Tensor:
-        """Entries kept before any ranking, protected and unranked ones, within a budget."""
-        classes = self.classes()
-        return ((classes == 3) | (classes == 2)).sum(1).clamp(max=budget)
-
-    def counted(self) -> Tensor:
-        """How many entries per head count towards a budget; int64 (heads,)."""
-        classes = self.classes()
-        return ((classes > 0) & (classes < 4)).sum(1)
-
-
-def keep_best(candidates: Candidates, counts: int | Tensor) -> Tensor:
-    """The keep mask (heads, n) of the best `counts` entries per head, free ones besides."""
-    scores, alive = candidates.scores, candidates.alive
-    heads, length = scores.shape
-    if alive is None and candidates.free is None and isinstance(counts, int):
-        if counts >= length:
-            return torch.ones_like(candidates.protected)
-        if counts == length - 1:
-            one = _all_but_worst(candidates)
-            if one is not None:
-                return one
-    free = 0 if candidates.free is None else candidates.free.sum(1)
-    wanted = torch.as_tensor(counts, device=scores.device) + free
-    places = torch.arange(length, device=scores.device)
-    best = (places < wanted.reshape(-1, 1)).expand(heads, length)
-    keep = torch.zeros_like(candidates.protected).scatter_(1, candidates.order(), best)
-    return keep if alive is None else keep & alive
-
-
-def _all_but_worst(candidates: Candidates) -> Tensor | None:
-    """Evicting a single entry needs no sort; None where no entry is ranked."""
-    ranked = ~(candidates.protected | candidates.scores.isnan())
-    masked = candidates.scores.masked_fill(~ranked, math.inf)
-    worst = masked.amin(1, keepdim=True)
-    if bool(worst.isinf().any()):
-        return None
-    columns = torch.arange(masked.shape[1], device=masked.device)
-    tied = masked == worst
-    if candidates.ties_to_newest:
-        gone = torch.where(tied, columns, masked.shape[1]).amin(1, keepdim=True)
-    else:
-        gone = torch.where(tied, columns, -1).amax(1, keepdim=True)
-    return columns != gone
 
 
 class Allocation:
@@ -184,16 +94,14 @@ class HeadAdaptive(Allocation):
     def keep(self, candidates: Candidates, budget: int) -> Tensor:
         if self.floor == "pin":
             return self._pinned(candidates, budget)
-        classes = candidates.classes()
         windows = candidates.first(budget)  # (heads,)
-        ranked = classes == 1
+        ranked = candidates.ranked
         total = int((budget - windows).clamp(min=0).sum())
         if total >= int(ranked.sum()):
             return keep_best(candidates, windows + ranked.sum(1))
-        top = _top_ranked(candidates.scores, ranked, total)
-        wins = top.sum(1).tolist()
+        wins = _top_of_layer(candidates.scores, ranked, total).sum(1).tolist()
         ordered = [
-            torch.sort(row[there], descending=True)[0].tolist()
+            torch.sort(row[there], descending=True)[0]
             for row, there in zip(candidates.scores, ranked, strict=True)
         ]
         base = math.floor(self.alpha_floor * total / len(wins) + 1e-9)
@@ -203,30 +111,29 @@ class HeadAdaptive(Allocation):
 
     def _pinned(self, candidates: Candidates, budget: int) -> Tensor:
         """As kvpress: pin each head's top, prune the rest globally."""
-        classes = candidates.classes()
+        classes = candidates.classes
         counted = (classes > 0) & (classes < 4)
         total = min(budget * len(classes), int(counted.sum()))
         pin = max(math.floor(self.alpha_floor * budget + 1e-9), 0)
         counts = candidates.first(budget).clamp(min=pin)
         pinned = counted & keep_best(candidates, counts)
-        rest = _top_ranked(candidates.scores, counted & ~pinned, max(0, total - int(pinned.sum())))
-        return pinned | rest | (classes == 4)
+        room = max(0, total - int(pinned.sum()))
+        return pinned | _top_of_layer(candidates.scores, counted & ~pinned, room) | (classes == 4)
 
 
-def _top_ranked(scores: Tensor, among: Tensor, count: int) -> Tensor:
+def _top_of_layer(scores: Tensor, among: Tensor, count: int) -> Tensor:
     """The `count` highest scores among the marked entries of all heads; bool like `scores`.
 
     Ties go to the lower position, then to the lower head.
     """
-    flat = scores.T.reshape(-1)
-    index = among.T.reshape(-1).nonzero()[:, 0]
-    best = index[torch.sort(flat[index], descending=True, stable=True)[1][:count]]
-    chosen = torch.zeros_like(flat, dtype=torch.bool)
-    chosen[best] = True
-    return chosen.view(scores.shape[1], scores.shape[0]).T
+    flat, marked = (part.T.reshape(1, -1) for part in (scores, among))
+    wanted = torch.tensor([count], device=scores.device)
+    return top_marked(flat, marked, wanted).view(scores.shape[1], scores.shape[0]).T
 
 
-def apportion(shares: Sequence[float], ordered: Sequence[Sequence[float]], total: int) -> list[int]:
+def apportion(
+    shares: Sequence[float], ordered: Sequence[Sequence[float] | Tensor], total: int
+) -> list[int]:
     """Whole numbers near `shares` that sum to `total`, by largest remainders.
 
     `ordered` are each head's ranked scores, best first: no head gets more than it ranks, and of
@@ -240,7 +147,8 @@ def apportion(shares: Sequence[float], ordered: Sequence[Sequence[float]], total
     def claim(head: int, step: int) -> tuple[float, float, int]:
         count = counts[head]
         remainder = round(step * (shares[head] - count), 9)
-        return remainder, ordered[head][count] if step > 0 else -ordered[head][count - 1], -head
+        following = ordered[head][count] if step > 0 else -ordered[head][count - 1]
+        return remainder, float(following), -head
 
     while sum(counts) != total:
         step = 1 if sum(counts) < total else -1
@@ -290,9 +198,8 @@ class Composite(Allocation):
 
 def _ranked_sorted(layer: Candidates) -> Tensor:
     """Each head's ranked scores, best first, cut to the head that ranks fewest; (heads, m)."""
-    ranked = layer.classes() == 1
-    shortest = int(ranked.sum(1).min())
-    scores = layer.scores.masked_fill(~ranked, -math.inf)
+    shortest = int(layer.ranked.sum(1).min())
+    scores = layer.scores.masked_fill(~layer.ranked, -math.inf)
     return torch.sort(scores, dim=1, descending=True)[0][:, :shortest]
 
 
@@ -348,24 +255,23 @@ class Global(Allocation):
     def keep_all(
         self, candidates: Sequence[Candidates], budgets: Sequence[int], share: float | None
     ) -> list[Tensor]:
-        classes = [layer.classes() for layer in candidates]
         first = [layer.first(budget) for layer, budget in zip(candidates, budgets, strict=True)]
         kept = [keep_best(layer, counts) for layer, counts in zip(candidates, first, strict=True)]
         counted = sum(int(layer.counted().sum()) for layer in candidates)
-        heads = classes[0].shape[0]
+        heads = len(first[0])
         total = sum(budgets) * heads if share is None else math.floor(share * counted + 1e-9)
-        room = max(0, total - sum(int(counts.sum()) for counts in first))
-        scores = torch.cat(
-            [layer.scores[part == 1] for layer, part in zip(candidates, classes, strict=True)]
+        room = total - sum(int(counts.sum()) for counts in first)
+        flat, marked = (
+            torch.cat([part.flatten() for part in parts])[None]
+            for parts in (
+                [layer.scores for layer in candidates],
+                [layer.ranked for layer in candidates],
+            )
         )
-        best = torch.zeros_like(scores, dtype=torch.bool)
-        best[torch.sort(scores, descending=True, stable=True)[1][:room]] = True
-        start = 0
-        for keep, part in zip(kept, classes, strict=True):
-            ranked = part == 1
-            stop = start + int(ranked.sum())
-            keep[ranked] = best[start:stop]
-            start = stop
+        best = top_marked(flat, marked, torch.tensor([room], device=flat.device))[0]
+        sizes = [layer.scores.numel() for layer in candidates]
+        for keep, part in zip(kept, best.split(sizes), strict=True):
+            keep |= part.view_as(keep)
         return kept
 
 

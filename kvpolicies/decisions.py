@@ -44,9 +44,8 @@ class Decision:
 
     def gone(self) -> tuple[Tensor, Tensor]:
         """Heads and positions of the entries that left, each int64 (m,), on the CPU."""
-        gone = (~self.keep & (self.classes > 0)).cpu()
-        heads = torch.arange(len(gone))[:, None].expand_as(gone)[gone]
-        return heads, self.positions.cpu()[gone]
+        heads, columns = (~self.keep & (self.classes > 0)).nonzero(as_tuple=True)
+        return heads.cpu(), self.positions[heads, columns].cpu()
 
     @property
     def ranks(self) -> Tensor:

@@ -10,7 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvpolicies.allocations import Candidates, PerHead
+from kvpolicies.allocations import PerHead
+from kvpolicies.candidates import Candidates
 from kvpolicies.decisions import Decision
 from kvpolicies.entries import Entries
 from kvpolicies.plan import Plan
@@ -169,7 +170,7 @@ class LayerRun:
             self.entries.positions,
             candidates.scores,
             keep,
-            candidates.classes(),
+            candidates.classes,
             self.plan.sink,
         )
         self.entries.evict(keep)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvpolicies.attention import LayerStates, row_blocks
+from kvpolicies.attention import LayerStates, row_blocks, scaled_logits
 from kvpolicies.entries import Entries
 from kvpolicies.errors import MissingInput
 
@@ -113,13 +113,21 @@ class View:
         return self.softmax(self.logits(queries), self.seen - queries.shape[1])
 
     def softmax(self, logits: Tensor, first_query: int) -> Tensor:
-        """Causal softmax of logits (query_heads, m, n) whose queries start at `first_query`."""
-        positions = torch.arange(first_query, first_query + logits.shape[1], device=logits.device)
-        hidden = self.entries.positions[:, None, :] > positions[:, None]  # (kv_heads, m, n)
+        """Causal softmax of logits (query_heads, m, n), whose queries start at `first_query`.
+
+        The logits are overwritten.
+        """
+        asked = torch.arange(first_query, first_query + logits.shape[1], device=logits.device)
+        if self.entries.aligned:  # column j holds position j
+            first = min(first_query + 1, logits.shape[2])
+            later = torch.arange(first, logits.shape[2], device=logits.device) > asked[:, None]
+            logits[:, :, first:].masked_fill_(later, -math.inf)
+            return logits.softmax(-1)
+        hidden = self.entries.positions[:, None, :] > asked[:, None]  # (kv_heads, m, n)
         if self.entries.alive is not None:
             hidden = hidden | ~self.entries.alive[:, None, :]
         grouped = logits.view(self.heads, -1, *logits.shape[1:])
-        weights = grouped.masked_fill(hidden[:, None], -math.inf).softmax(-1)
+        weights = grouped.masked_fill_(hidden[:, None], -math.inf).softmax(-1)
         return weights.nan_to_num_(0.0).view_as(logits)  # a query all of whose entries are gone
 
     def prompt_rows(self) -> Iterator[tuple[int, Tensor]]:
@@ -127,16 +135,3 @@ class View:
         states = LayerStates(self.queries, self.entries.keys, self.scaling, self.softcap)
         for first, _, rows in row_blocks([states], self.first_query):
             yield first, rows
-
-
-def scaled_logits(
-    queries: Tensor, keys: Tensor, scaling: float, softcap: float | None = None
-) -> Tensor:
-    """q·k with the model's scaling, soft-capped where the model does that.
-
-    queries (query_heads, m, d), keys (kv_heads, n, d) -> float32 (query_heads, m, n).
-    """
-    heads, count, dim = queries.shape
-    grouped = queries.float().reshape(keys.shape[0], -1, dim)
-    logits = (grouped @ keys.float().transpose(1, 2)).view(heads, count, keys.shape[1]) * scaling
-    return logits if softcap is None else softcap * torch.tanh(logits / softcap)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvpolicies.attention import BLOCK_CELLS, scaled_logits
 from kvpolicies.scores.base import Score, pooled, score, unranked_after
-from kvpolicies.view import View, scaled_logits
+from kvpolicies.view import View
 
 
 @score
@@ -122,7 +123,7 @@ def second_copy_rows(view: View, context: int, chunk: int) -> Iterator[Tensor]:
     first = view.entries.keys[:, :context]
     for start in range(0, queries.shape[1], chunk):
         stop = min(start + chunk, queries.shape[1])
-        size = max(1, (1 << 23) // (queries.shape[0] * (context + stop - start)))
+        size = max(1, BLOCK_CELLS // (queries.shape[0] * (context + stop - start)))
         for row in range(start, stop, size):
             last = min(stop, row + size)
             asked = queries[:, row:last]
