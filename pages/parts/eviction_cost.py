@@ -60,18 +60,14 @@ def show(look: Look) -> dict[str, str | Note]:
 
 def _controls(look: Look) -> tuple[Replayed, Selection, Selection, str]:
     """Whose decision, over which heads, and which regret."""
-    numbers = [str(number + 1) for number in range(len(look.ready))]
-    titles = dict(zip(numbers, map(_title, look.ready), strict=True))
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        focus = selection.choice(
-            "Decision and references of", "focus", numbers, "1", format_func=titles.get, width=260
-        )
+        focus = view.focus(look, "Decision and references of")
         over = selection.segment("Lines over", "over", OVER)
         words = list(REGRET_WORDS)
         regret = selection.choice("Regret", "regret", words, words[0], width=220)
     layer: Selection = MEAN if over == OVER[0] else look.layer
     head: Selection = look.kv_head if over == OVER[2] else MEAN
-    return look.ready[int(focus) - 1], layer, head, REGRET_WORDS[regret]
+    return focus, layer, head, REGRET_WORDS[regret]
 
 
 def _title(policy: Replayed) -> str:

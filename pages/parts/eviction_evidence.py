@@ -114,7 +114,7 @@ def _mark(look: Look) -> tuple[int, int] | None:
                 range(len(spans)),
                 format_func=lambda index: words[index],
                 key="marked",
-                on_change=lambda: _take(spans[st.session_state["marked"]]),
+                on_change=lambda: take(spans[st.session_state["marked"]]),
             )
         with st.popover("Positions", icon=":material/straighten:"):
             _by_position(look, now)
@@ -153,7 +153,7 @@ def _find(run_id: str) -> None:
         return
     st.query_params["find"] = text
     try:
-        _take(eviction.find_span(backstage.capture(run_id), text)[0])
+        take(eviction.find_span(backstage.capture(run_id), text)[0])
     except KVScopeError as error:
         st.session_state[_FOUND] = str(error)
 
@@ -171,9 +171,10 @@ def _positioned(changed: str) -> None:
     first, last = st.session_state["span_first"], st.session_state["span_last"]
     if first > last:
         first = last = first if changed == "span_first" else last
-    _take((first, last + 1))
+    take((first, last + 1))
 
 
-def _take(span: tuple[int, int]) -> None:
+def take(span: tuple[int, int]) -> None:
+    """From a callback: these positions [first, stop) are the evidence."""
     st.session_state.pop(_FOUND, None)
     st.query_params["span"] = f"{span[0]}-{span[1] - 1}"

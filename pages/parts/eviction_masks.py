@@ -71,8 +71,10 @@ def _difference(look: Look) -> dict[str, str | Note]:
         for number, policy in enumerate(ready)
     }
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        one = selection.choice("Difference between", "one", numbers, "1", format_func=titles.get)
-        other = selection.choice("and", "other", numbers, "2", format_func=titles.get)
+        one = selection.choice(
+            "Difference between", "one", numbers, "1", format_func=titles.get, width=260
+        )
+        other = selection.choice("and", "other", numbers, "2", format_func=titles.get, width=260)
     first, second = ready[int(one) - 1], ready[int(other) - 1]
     names = (eviction_looks.name_of(first.choice), eviction_looks.name_of(second.choice))
     if one == other or first.evicted_at.shape != second.evicted_at.shape:

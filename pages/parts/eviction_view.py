@@ -143,6 +143,17 @@ def _step(info: CaptureInfo) -> int:
     return selection.step_slider("Step", "step", 0, info.response_length, 0, info.response_length)
 
 
+def focus(look: Look, label: str) -> Replayed:
+    """The one policy that a panel looks at, among those that are ready."""
+    numbers = [str(number + 1) for number in range(len(look.ready))]
+    titles = {
+        number: policy_replays.short_name(policy.title)
+        for number, policy in zip(numbers, look.ready, strict=True)
+    }
+    picked = selection.choice(label, "focus", numbers, "1", format_func=titles.get, width=260)
+    return look.ready[int(picked) - 1]
+
+
 def go(layer: int, head: int, group: int = 1) -> None:
     """From a click on a cell: this layer and KV head; `group` heads of the grid make one."""
     st.session_state["layer"] = str(layer)

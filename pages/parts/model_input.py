@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from backend.models import DEMO, ModelFacts, allowed_models, available_models
-from backend.spec import DEVICES, DTYPES
+from backend.spec import DEVICES, DTYPES, MAX_LOOKAHEAD
 from pages.parts import models_known
 from pages.parts.text import number, plain, shorten
 
@@ -17,6 +17,7 @@ DEMO_WORDS = (
     "tracing variables, worked arithmetic. It answers those. Other English it can read, and its "
     "attention is worth looking at, but its answers mean nothing."
 )
+LOOKAHEADS = [f"snapkv(budget={budget})" for budget in (64, 128, 256, 512, 1024)]
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,43 @@ def _rare_settings(chosen: Model) -> dict[str, Any]:
         help="Rows of the other layers are recomputed when they are looked at.",
         persist_state="session",
     )
-    return {
+    return _passes() | {
         "min_new_tokens": int(least),
         "stop_at_eos": bool(stop),
         "chat_template": bool(template),
         "dtype": str(dtype),
         "device": str(device),
         "stored_layers": sorted(stored) or None,
+    }
+
+
+def _passes() -> dict[str, Any]:
+    """What is recorded besides, for policies that need more than the prompt in replay."""
+    lookaheads = st.multiselect(
+        "Lookaheads",
+        LOOKAHEADS,
+        key="lookaheads",
+        accept_new_options=True,
+        placeholder="none",
+        help="For LAQ and LAQ++: tokens drafted on the small cache of this policy. Any policy that "
+        "needs no further pass can be typed.",
+        persist_state="session",
+    )
+    steps = 8
+    if lookaheads:
+        steps = st.number_input(
+            "Drafted tokens", 1, MAX_LOOKAHEAD, 8, key="lookahead_steps", persist_state="session"
+        )
+    second = st.toggle(
+        "Read the context twice",
+        key="second_reading",
+        help="For KVzip and KVCompose: attention of the context's second copy to its first.",
+        persist_state="session",
+    )
+    return {
+        "lookaheads": [str(text) for text in lookaheads],
+        "lookahead_steps": int(steps),
+        "second_reading": bool(second),
     }
 
 

@@ -50,7 +50,7 @@ def _slot(
 ) -> None:
     with st.container(gap=None, key=f"slot-{index}"):
         _pick(index, choice)
-        with st.container(horizontal=True, gap="xsmall", vertical_alignment="center"):
+        with st.container(horizontal=True, gap="xsmall", wrap=False):
             st.caption(plain(_kept(choice, info, budget, replayed)), width="stretch")
             if "masks" not in choice:
                 options = st.popover(

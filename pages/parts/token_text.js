@@ -1,46 +1,10 @@
-// The text of a run with one query's attention as the shade of each token.
+// The text of a run as tokens, with a look (token_looks.js) for their shades and words.
 // Everything the reader typed reaches the page through textContent only.
 
-const FULL_SHADE = 0.5            // the weight that gets the full shade
-const LOG_FLOOR = 1e-3            // with logarithmic shades, the weight that gets none
 const FRAME_MS = 220              // one step while playing
 const COMMIT_MS = 300             // quiet time before the page is told about a new step
-const EDGE_MASS = 0.02            // attention out of sight that is worth a mark at the edge
+const LOOKS = { attention: ATTENTION, eviction: EVICTION }
 const instances = new WeakMap()
-
-const HALF = (() => {             // float16 bits -> number
-  const table = new Float32Array(65536)
-  for (let bits = 0; bits < 65536; bits++) {
-    const exponent = (bits >> 10) & 31, fraction = bits & 1023
-    const size = exponent === 0 ? fraction * 2 ** -24
-      : exponent === 31 ? (fraction ? NaN : Infinity)
-      : (1 + fraction / 1024) * 2 ** (exponent - 15)
-    table[bits] = bits & 0x8000 ? -size : size
-  }
-  return table
-})()
-
-function bytes(base64) {
-  const text = atob(base64), out = new Uint8Array(text.length)
-  for (let i = 0; i < text.length; i++) out[i] = text.charCodeAt(i)
-  return out.buffer
-}
-
-const whole = value => Math.round(value).toLocaleString("en-US")
-const weightText = value => value === 0 ? "0" : value < 5e-5 ? value.toExponential(1) : value.toPrecision(3)
-
-function element(tag, className, text) {
-  const node = document.createElement(tag)
-  if (className) node.className = className
-  if (text !== undefined) node.textContent = text
-  return node
-}
-
-function shadeOf(weight, log) {
-  if (!(weight > 0)) return 0
-  const share = log ? Math.log(weight / LOG_FLOOR) / Math.log(1 / LOG_FLOOR) : Math.sqrt(weight / FULL_SHADE)
-  return Math.min(1, Math.max(0, share))
-}
 
 const readable = piece => piece === "" ? "(part of the next character)"
   : piece.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/ /g, "␣")
@@ -50,19 +14,27 @@ function create(root) {
     root, bar: root.querySelector(".bar"), text: root.querySelector(".text"), info: root.querySelector(".info"),
     where: root.querySelector(".where"), legend: root.querySelector(".legend"),
     play: root.querySelector(".play"), back: root.querySelector(".back"), next: root.querySelector(".next"),
-    above: root.querySelector(".above"), below: root.querySelector(".below"),
-    tokens: [], signature: null, step: 0, cursor: null, playing: false, timer: null, commitTimer: null, pending: false, send: null,
+    above: root.querySelector(".above"), below: root.querySelector(".below"), mark: root.querySelector(".mark"),
+    tokens: [], signature: null, step: 0, cursor: null, marked: null, anchor: null,
+    playing: false, timer: null, commitTimer: null, pending: false, send: null,
   }
   self.play.onclick = () => toggle(self)
   self.back.onclick = () => { pause(self); move(self, -1) }
   self.next.onclick = () => { pause(self); move(self, 1) }
+  self.mark.onclick = () => { if (self.marked) self.send("span", self.marked); select(self, null) }
+  self.text.onmousedown = event => { self.anchor = indexOf(event.target) }
+  self.text.onmouseup = event => {
+    const index = indexOf(event.target)
+    select(self, index === null || self.anchor === null || index === self.anchor ? null : [self.anchor, index])
+  }
   self.text.onclick = event => {
-    const token = event.target.closest(".token")
-    if (token) { pause(self); self.cursor = Number(token.dataset.index); choose(self, stepAt(self, self.cursor)) }
+    const index = indexOf(event.target)
+    if (index === null || self.marked) return
+    pause(self); self.cursor = index; choose(self, self.look.clicked(self, index))
   }
   self.text.onmouseover = event => {
-    const token = event.target.closest(".token")
-    if (token) describe(self, Number(token.dataset.index))
+    const index = indexOf(event.target)
+    if (index !== null) describe(self, index)
   }
   self.text.onmouseleave = () => describe(self, self.cursor)
   self.text.onkeydown = event => key(self, event)
@@ -72,13 +44,21 @@ function create(root) {
   return self
 }
 
-const stepAt = (self, index) => self.data.first + index - self.data.prompt + 1
-const positionOf = self => self.step + self.data.prompt - 1
+function indexOf(target) {
+  const token = target.closest(".token")
+  return token ? Number(token.dataset.index) : null
+}
 
-function rowOf(self) {
-  const index = self.step - self.data.firstStep
-  if (index < 0 || index >= self.data.count) return null
-  return self.rows.subarray(index * self.data.length, (index + 1) * self.data.length)
+// Tokens of the prompt from one to another are offered as evidence, where the page wants any.
+function select(self, ends) {
+  const { data } = self
+  self.marked = null
+  if (ends && data.marks) {
+    const [first, last] = [Math.min(...ends), Math.max(...ends)].map(index => data.first + index)
+    if (first < data.prompt) self.marked = [first, Math.min(last + 1, data.prompt)]
+  }
+  self.mark.hidden = !self.marked
+  if (self.marked) self.mark.textContent = `Mark ${counted(self.marked[1] - self.marked[0], "token")} as evidence`
 }
 
 function build(self) {
@@ -103,57 +83,44 @@ function build(self) {
   })
   self.text.append(part)
   self.cursor = null
-}
-
-function legend(self) {
-  self.legend.replaceChildren(element("span", "quiet", "attention"))
-  for (const weight of self.data.log ? [0.003, 0.01, 0.1, 1] : [0.01, 0.05, 0.2, 0.5]) {
-    const swatch = element("span", "swatch", (weight === FULL_SHADE ? "≥ " : "") + weight)
-    swatch.style.backgroundColor = `rgba(var(--shade), ${shadeOf(weight, self.data.log)})`
-    self.legend.append(swatch)
-  }
+  select(self, null)
 }
 
 function paint(self) {
-  const { data } = self, row = rowOf(self), position = positionOf(self)
+  const { data } = self, position = positionOf(self)
+  self.look.start(self)
   self.tokens.forEach((token, index) => {
-    const at = data.first + index
-    const weight = row && !(data.hideSink && at < data.sink) ? row[at] : 0
-    const shade = shadeOf(weight, data.log)
+    const at = data.first + index, shade = self.look.token(self, token, index, at)
     token.style.backgroundColor = shade > 0.01 ? `rgba(var(--shade), ${shade.toFixed(3)})` : ""
     token.classList.toggle("future", at > position)
     token.classList.toggle("query", at === position)
   })
   const last = data.length - data.prompt
-  self.where.textContent = self.step > 0
+  self.where.textContent = (self.step > 0
     ? `Step ${whole(self.step)} of ${whole(last)}, position ${whole(position)}`
-    : `Step ${whole(self.step)} (prompt token at position ${whole(position)})`
+    : data.lowest === 0 ? `Step 0 of ${whole(last)}, the end of prefill`
+    : `Step ${whole(self.step)} (prompt token at position ${whole(position)})`) + self.look.where(self)
   edges(self)
   self.back.disabled = self.step <= data.lowest
   self.next.disabled = self.step >= data.highest
   describe(self, self.cursor)
 }
 
-// How much attention lies above and below what is in sight; a click goes to its largest weight.
+// What the look finds worth telling of tokens above and below what is in sight.
 function edges(self) {
-  const { data, text } = self, row = rowOf(self)
-  const sums = [0, 0], best = [null, null]
-  if (row) {
-    const top = text.scrollTop, bottom = top + text.clientHeight
-    for (let at = data.hideSink ? data.sink : 0; at <= positionOf(self); at++) {
-      const index = at - data.first, token = self.tokens[index]
-      const side = index < 0 || (token && token.offsetTop + token.offsetHeight <= top) ? 0
-        : !token || token.offsetTop >= bottom ? 1 : null
-      if (side === null || !(row[at] > 0)) continue
-      sums[side] += row[at]
-      if (token && (best[side] === null || row[at] > row[data.first + best[side]])) best[side] = index
-    }
+  const { data, text } = self, top = text.scrollTop, bottom = top + text.clientHeight
+  const side = at => {
+    const index = at - data.first, token = self.tokens[index]
+    return index < 0 || (token && token.offsetTop + token.offsetHeight <= top) ? 0
+      : !token || token.offsetTop >= bottom ? 1 : null
   }
-  for (const [side, button, arrow, where] of [[0, self.above, "▲", "above"], [1, self.below, "▼", "below"]]) {
-    button.hidden = sums[side] < EDGE_MASS
-    button.textContent = `${arrow} ${sums[side].toFixed(2)} of the attention is ${where}`
-    button.target = best[side]
-    button.disabled = best[side] === null   // it lies on another page of the text
+  const told = self.look.edges(self, side)
+  for (const [which, button, arrow, where] of [[0, self.above, "▲", "above"], [1, self.below, "▼", "below"]]) {
+    button.hidden = told[which] === null
+    if (button.hidden) continue
+    button.textContent = `${arrow} ${told[which][0]} ${where}`
+    button.target = told[which][1]
+    button.disabled = button.target === null   // it lies on another page of the text
   }
 }
 
@@ -164,29 +131,23 @@ function reveal(self, button) {
 }
 
 function describe(self, index) {
-  const { data } = self, info = self.info
+  const { data, info } = self
   info.replaceChildren()
   if (index === null || index === undefined || !self.tokens[index]) {
-    info.append(element("span", "quiet", "Point at a token for its weight; click it to look from there. Arrow keys move, Enter looks, ↑ ↓ change the step, space plays."))
+    info.append(element("span", "quiet", self.look.help + (data.marks ? " Drag over tokens of the prompt to mark evidence." : "")))
     return
   }
-  const at = data.first + index, row = rowOf(self)
+  const at = data.first + index
   info.append(element("span", "name", readable(data.pieces[index])))
-  let words = `  position ${whole(at)} · token id ${self.ids[index]}`
-  if (at > positionOf(self)) words += " · comes after this step"
-  else if (row) {
-    let rank = 1
-    const weight = row[at]
-    for (let i = 0; i < row.length; i++) if (row[i] > weight) rank++
-    words += ` · weight ${weightText(weight)} · rank ${whole(rank)} of ${whole(positionOf(self) + 1)}`
-  }
-  info.append(document.createTextNode(words))
+  const known = self.look.ready(self) ? self.look.words(self, index, at) : ""
+  info.append(document.createTextNode(`  position ${whole(at)} · token id ${self.ids[index]}${known}`))
 }
 
 function choose(self, step) {
   const { data } = self
+  if (step === null) return describe(self, self.cursor)
   self.step = Math.min(data.highest, Math.max(Math.min(data.lowest, step), step))
-  if (rowOf(self)) paint(self)
+  if (self.look.ready(self)) paint(self)
   commit(self)
 }
 
@@ -194,8 +155,9 @@ function move(self, by) {
   const target = self.step + by
   if (target < Math.min(self.data.lowest, self.step) || target > self.data.highest) return false
   self.step = target
-  if (rowOf(self)) paint(self)
-  if (!self.playing || !rowOf(self)) commit(self)
+  const ready = self.look.ready(self)
+  if (ready) paint(self)
+  if (!self.playing || !ready) commit(self)
   return true
 }
 
@@ -221,23 +183,29 @@ function toggle(self) {
   self.play.textContent = "⏸"
   self.play.setAttribute("aria-label", "Pause")
   self.timer = setInterval(() => {
-    if (!rowOf(self)) return               // the next window of steps is on its way
+    if (!self.look.ready(self)) return     // the next window of steps is on its way
     if (!move(self, 1)) pause(self)
   }, FRAME_MS)
 }
 
 function key(self, event) {
-  const last = self.tokens.length - 1
+  const last = self.tokens.length - 1, before = self.cursor
   const places = { ArrowLeft: -1, ArrowRight: 1 }
   if (event.key in places) self.cursor = Math.min(last, Math.max(0, (self.cursor ?? Math.min(last, positionOf(self) - self.data.first)) + places[event.key]))
   else if (event.key === "Home") self.cursor = 0
   else if (event.key === "End") self.cursor = last
   else if (event.key === "ArrowUp") { pause(self); move(self, -1) }
   else if (event.key === "ArrowDown") { pause(self); move(self, 1) }
-  else if (event.key === "Enter" && self.cursor !== null) { pause(self); choose(self, stepAt(self, self.cursor)) }
+  else if (event.key === "Enter" && self.marked) self.mark.onclick()
+  else if (event.key === "Enter" && self.cursor !== null) { pause(self); choose(self, self.look.clicked(self, self.cursor)) }
   else if (event.key === " ") toggle(self)
   else return
   event.preventDefault()
+  if (self.cursor !== before) {            // Shift extends a selection of tokens from where it began
+    if (!event.shiftKey) self.anchor = null
+    else self.anchor ??= before ?? self.cursor
+    select(self, event.shiftKey && self.anchor !== self.cursor ? [self.anchor, self.cursor] : null)
+  }
   self.tokens.forEach((token, index) => token.classList.toggle("cursor", index === self.cursor))
   if (self.cursor !== null) {
     self.tokens[self.cursor].scrollIntoView({ block: "nearest" })
@@ -253,14 +221,16 @@ export default function (component) {
   if (!self) { self = create(root); instances.set(root, self) }
   self.send = setTriggerValue
   self.data = data
+  self.look = LOOKS[data.look]
   root.classList.toggle("dark", data.dark)
+  root.classList.toggle("eviction", data.look === "eviction")
   self.text.setAttribute("aria-label", data.alt)
-  self.rows = Float32Array.from(new Uint16Array(bytes(data.rows)), bits => HALF[bits])
+  self.look.read(self)
   self.ids = new Int32Array(bytes(data.ids))
-  if (!self.pending && (!self.playing || !rowOf(self))) self.step = data.step
+  if (!self.pending && (!self.playing || !self.look.ready(self))) self.step = data.step
   const fresh = self.signature !== data.signature
   if (fresh) { self.signature = data.signature; build(self) }
-  legend(self)
+  self.legend.replaceChildren(...self.look.legend(self))
   paint(self)
   const query = self.tokens[positionOf(self) - data.first]
   if (fresh && query) {

@@ -1,0 +1,82 @@
+"""The panel "Text": prompt and response with what each policy has evicted at the step."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from analysis.figure import Note
+from pages.parts import card, eviction_evidence, eviction_looks, policy_replays, selection
+from pages.parts import eviction_view as view
+from pages.parts.attention_view import PAGE_TOKENS
+from pages.parts.eviction_view import Look
+from pages.parts.text import plain
+from pages.parts.token_text import eviction_text
+
+if TYPE_CHECKING:
+    from analysis.replays import Replayed
+
+MODES = ("one policy", "side by side")
+
+
+def show(look: Look) -> dict[str, str | Note]:
+    """Draw the panel; returns the words below it."""
+    view.pending(look)
+    if not look.ready:
+        return {}
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        mode = selection.segment("Show the text of", "texts", MODES)
+        shown = look.ready
+        if mode == MODES[0]:
+            shown = [view.focus(look, "Policy")]
+        page = _page(look)
+    notes: dict[str, str | Note] = {}
+    with st.grid(1 if len(shown) == 1 else 2, min_column_width=440):
+        for index, replayed in enumerate(shown):
+            notes["The text"] = one(look, replayed, page, key=f"text-{index}")
+    return notes
+
+
+def one(look: Look, replayed: Replayed, page: int | None, *, key: str) -> Note:
+    """The text under one policy as a card; a marked span becomes the evidence."""
+    span = eviction_evidence.marked(look.run_id, look.info.prompt_length)
+    name, head = eviction_looks.name_of(replayed.choice), look.head_of(replayed)
+    shown = eviction_looks.eviction_text(
+        look.run_id, name, look.layer, head, look.step, page, () if span is None else (span,)
+    )
+    with st.container(border=True, gap="xsmall", key=f"card-{key}"):
+        st.markdown(f"**{plain(policy_replays.short_name(replayed.title))}**")
+        eviction_text(
+            shown,
+            key=key,
+            dark=card.theme() == "dark",
+            on_step=lambda step: selection.go_to_step("step", step),
+            on_span=eviction_evidence.take,
+        )
+        st.caption(plain(shown.caption))
+        card.actions(
+            lambda: eviction_looks.eviction_table(look.run_id, name, look.layer, head, look.step),
+            key=key,
+            name=f"text-step-{look.step}",
+            link_values=look.link(),
+        )
+    return shown.note
+
+
+def _page(look: Look) -> int | None:
+    """Which page of a long text: the reader's, until another step or run asks for its own."""
+    pages = math.ceil(look.info.length / PAGE_TOKENS)
+    if pages < 2:
+        return None
+    selection.settle_page(pages)
+    around = min(pages - 1, max(0, look.info.prompt_length + look.step - 1) // PAGE_TOKENS)
+    seen, now = st.session_state.get("page_of"), (look.run_id, look.step)
+    st.session_state["page_of"] = now
+    asked = st.session_state.get("page", st.query_params.get("page"))
+    if seen not in (None, now) or not selection.is_step(asked, 1, pages):
+        asked = around + 1
+    st.session_state["page"] = int(asked)
+    st.pagination(pages, key="page", bind="query-params")
+    return int(asked) - 1
