@@ -18,13 +18,20 @@ from backend.prompts import EXTENSIONS, FieldMapping, Prompt, parse, row_prompt
 from backend.spec import DEVICES, DTYPES, MAX_LAYERS, CaptureSpec, PromptError
 from backend.uploads import upload_limit
 from cache_store.errors import KVScopeError
+from cache_store.files import CAPTURE_FILE, new_run_id
 
 if TYPE_CHECKING:
     from backend.admission import Estimate
     from backend.progress import Progress
 
 DONE, FAILED, CANCELLED = 0, 1, 130  # 2 is argparse's, for wrong usage
-PHASES = {"load": "loading", "prefill": "reading the prompt", "decode": "writing the answer"}
+PHASES = {
+    "load": "loading",
+    "prefill": "reading the prompt",
+    "decode": "writing the answer",
+    "lookahead": "drafting a lookahead",
+    "second_reading": "reading the context again",
+}
 
 SAME_NAMES = (  # options named as the fields of CaptureSpec
     "revision",
@@ -42,6 +49,9 @@ SAME_NAMES = (  # options named as the fields of CaptureSpec
     "window",
     "top_k",
     "stored_layers",
+    "lookaheads",
+    "lookahead_steps",
+    "second_reading",
     "title",
 )
 
@@ -84,13 +94,15 @@ def _parser() -> argparse.ArgumentParser:
         "file. Prints the file's path. A line ---question--- in the prompt splits context and "
         "question.",
         epilog="Exit status: 0 done, 1 refused or failed, 2 wrong usage, 130 cancelled (Ctrl-C); "
-        "unless it is 0 nothing is kept.",
+        "unless it is 0 nothing is kept, except a complete capture whose further passes failed or "
+        "were cancelled.",
         formatter_class=_Help,
     )
     capture.set_defaults(run=_capture)
     _add_prompt_options(capture)
     _add_model_options(capture)
     _add_generation_options(capture)
+    _add_pass_options(capture)
     _add_storage_options(capture)
     return parser
 
@@ -139,6 +151,25 @@ def _add_generation_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_pass_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("further passes, for policies that need them in replay")
+    group.add_argument(
+        "--lookahead",
+        dest="lookaheads",
+        action="append",
+        metavar="POLICY",
+        default=[],
+        help="draft tokens on the small cache of this policy, such as 'snapkv(budget=256)' (LAQ, "
+        "LAQ++); may be repeated",
+    )
+    group.add_argument("--lookahead-steps", type=int, default=8, help="tokens drafted for each")
+    group.add_argument(
+        "--second-reading",
+        action="store_true",
+        help="read the context a second time (KVzip, KVCompose)",
+    )
+
+
 def _add_storage_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("file")
     home = os.environ.get("KVSCOPE_HOME") or DEFAULT
@@ -180,15 +211,20 @@ def _capture(arguments: argparse.Namespace) -> int:
         from backend.capture import capture
         from backend.progress import Cancelled
 
-        bar = _Bar()
+        bar, run_id = _Bar(), new_run_id()
+        path, status = home / run_id / CAPTURE_FILE, DONE
         try:
-            run_id = capture(spec, home, progress=bar, cancelled=interrupted.is_set)
+            capture(spec, home, run_id=run_id, progress=bar, cancelled=interrupted.is_set)
         except Cancelled:
-            raise KeyboardInterrupt from None
+            if not path.exists():
+                raise KeyboardInterrupt from None
+            print("kvscope: cancelled, the capture itself is complete", file=sys.stderr)
+            status = CANCELLED
         finally:
             bar.close()
-    print(home / run_id / "capture.duckdb")
-    return DONE
+            if path.exists():
+                print(path)
+    return status
 
 
 def _spec(arguments: argparse.Namespace) -> CaptureSpec:

@@ -15,7 +15,17 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from backend.costs import HALF, Facts, Observed, file_parts, memory_parts, time_parts
+from backend.costs import (
+    HALF,
+    Facts,
+    Observed,
+    file_parts,
+    memory_parts,
+    pass_bytes,
+    pass_memory,
+    pass_seconds,
+    time_parts,
+)
 from backend.spec import CaptureSpec
 from cache_store.errors import KVScopeError, StoreError
 from cache_store.library import Library
@@ -32,6 +42,7 @@ __all__ = [
 
 MAX_FILE_BYTES = 4_000_000_000  # KVSCOPE_MAX_FILE_BYTES
 EARLIER = 4  # captures that tell the speed of a model
+PASSES = "further passes"
 DISK_RESERVE = 200_000_000  # left free: a full disk harms more than this run
 
 
@@ -88,11 +99,17 @@ def estimate(
     size = sum(file.values())
     need = memory_parts(facts, prompt_tokens, spec.max_new_tokens, width, size)
     seconds = time_parts(facts, prompt_tokens, spec.max_new_tokens, width, size, observed)
+    if spec.passes:
+        need[PASSES] = pass_memory(facts, prompt_tokens, spec, width)
+        prefill, decode = seconds["read the prompt"], seconds["write the answer"]
+        seconds[PASSES] = pass_seconds(spec, prefill, decode)
+        file[PASSES] = pass_bytes(facts, prompt_tokens, spec)
+        size += file[PASSES]
     layers = _layers_below(facts, prompt_tokens, spec, min(limit, disk - DISK_RESERVE))
     refusals = _refusals(facts, prompt_tokens, spec, need, memory, file, disk, layers)
-    advice = []
+    advice = _pass_advice(facts, prompt_tokens, spec)
     if size > limit and layers is not None:
-        smaller = sum(file_parts(facts, prompt_tokens, _with_layers(spec, layers)).values())
+        smaller = _file_bytes(facts, prompt_tokens, _with_layers(spec, layers))
         advice.append(
             f"The file would take {_size(size)} ({_sum(file)}), above the limit of "
             f"{_size(limit)}: with the attention rows of {_layer_words(layers)} only it takes "
@@ -192,8 +209,7 @@ def _refusals(
         fewer = (
             f", store the attention rows of {_layer_words(layers)} only"
             if layers is not None
-            and sum(file_parts(facts, prompt_tokens, _with_layers(spec, layers)).values())
-            <= disk - DISK_RESERVE
+            and _file_bytes(facts, prompt_tokens, _with_layers(spec, layers)) <= disk - DISK_RESERVE
             else ""
         )
         refusals.append(
@@ -209,15 +225,32 @@ def _layers_below(
     """The most layers, spread evenly over those asked for, whose rows keep the file below the
     limit; at least one. None when all fit."""
     asked = list(range(facts.layers)) if spec.stored_layers is None else spec.stored_layers
-    if sum(file_parts(facts, prompt_tokens, spec).values()) <= limit or len(asked) < 2:
+    if _file_bytes(facts, prompt_tokens, spec) <= limit or len(asked) < 2:
         return None
     for count in range(len(asked) - 1, 0, -1):
         places = np.linspace(0, len(asked) - 1, count) if count > 1 else [len(asked) // 2]
         layers = [asked[round(float(place))] for place in places]
-        parts = file_parts(facts, prompt_tokens, _with_layers(spec, layers))
-        if sum(parts.values()) <= limit:
+        if _file_bytes(facts, prompt_tokens, _with_layers(spec, layers)) <= limit:
             break
     return layers
+
+
+def _file_bytes(facts: Facts, prompt_tokens: int, spec: CaptureSpec) -> int:
+    """Bytes of the capture and of the files that its further passes leave."""
+    parts = file_parts(facts, prompt_tokens, spec)
+    return sum(parts.values()) + pass_bytes(facts, prompt_tokens, spec)
+
+
+def _pass_advice(facts: Facts, prompt_tokens: int, spec: CaptureSpec) -> list[str]:
+    """A second copy may lie where the model was never trained to look."""
+    limit = facts.max_positions
+    if not spec.second_reading or limit is None or 2 * prompt_tokens <= limit:
+        return []
+    return [
+        f"The second reading reaches position {2 * prompt_tokens:,} and the model's context is "
+        f"{limit:,}: what policies that need it keep is then less reliable than on a prompt of at "
+        f"most {limit // 2:,} tokens."
+    ]
 
 
 def _with_layers(spec: CaptureSpec, layers: list[int]) -> CaptureSpec:

@@ -14,10 +14,12 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from transformers import PreTrainedModel
 
 from backend.generation import TokenChooser, generate, repetition_penalty, stop_tokens
-from backend.memory import PeakMemory
+from backend.memory import PeakMemory, out_of_memory
 from backend.models import LoadedModel, ModelFacts, load, load_tokenizer, model_facts
+from backend.passes import record_asked
 from backend.prefill import Forward, new_cache, prefill_chunk
 from backend.progress import CancelCheck, Cancelled, Progress, ProgressCallback
 from backend.recorder import RECENT, SINK, Recorder
@@ -29,6 +31,10 @@ from cache_store.errors import StoreError
 from cache_store.files import CAPTURE_FILE, check_run_id, new_run_id
 from cache_store.writer import CaptureWriter, versions
 from kvpolicies.attention import observing
+from kvpolicies.choice import policy_of
+from kvpolicies.errors import PolicyError
+from kvpolicies.model_facts import rotary_of
+from kvpolicies.rotary import frequencies_of
 
 __all__ = ["Cancelled", "Progress", "capture"]
 
@@ -49,7 +55,9 @@ def capture(
     `loaded` is used instead of loading `spec.model_id`. `progress` hears of the phases `load`,
     `prefill` (layers), `decode` (tokens, with the text so far) and `write`; `cancelled` is asked
     between layers and tokens. Raises PromptError and ModelError before anything runs, StoreError
-    when the file cannot be written, and Cancelled; in every case nothing is left behind.
+    when the file cannot be written, and Cancelled; in every case nothing is left behind. Further
+    passes (`spec.passes`) follow when the file is complete: it stays when one of them fails
+    (PassError) or is cancelled.
     """
     run = _Run(spec, progress or (lambda _: None), cancelled or (lambda: False))
     run_id = check_run_id(run_id or new_run_id())
@@ -63,13 +71,14 @@ def capture(
     except BaseException as error:
         with contextlib.suppress(OSError):
             folder.rmdir()  # only when nothing else is in it
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        if out_of_memory(error):
             raise ModelError(
                 f"The memory of this machine is not enough for {len(run.prompt.ids):,} prompt "
                 f"tokens on '{spec.model_id}': shorten the prompt, choose a smaller model, or "
                 "dtype bfloat16."
             ) from error
         raise
+    record_asked(spec, home, run_id, run.progress, run.cancelled, loaded=run.loaded)
     return run_id
 
 
@@ -93,6 +102,7 @@ class _Run:
     def prepare(self, loaded: LoadedModel | None) -> None:
         """Check the prompt against the model before its weights are read, then read them."""
         spec = self.spec
+        _check_lookaheads(spec)
         self._report("load", 0, 1)
         with self._timed("load"):
             if loaded is None:
@@ -225,6 +235,9 @@ class _Run:
             "prefill_chunk": self.chunk if self.chunk < len(prompt.ids) else None,
             "clamped_values": recorder.clamped,
         }
+        rotary = _rotary(self.loaded.model, len(prompt.ids) + len(self.tokens))
+        if rotary is not None:
+            settings["rotary"] = rotary
         return {
             "title": spec.title or _title(spec),
             "created_at": self.asked_at,
@@ -274,6 +287,25 @@ class _Run:
         began = time.perf_counter()
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
+
+
+def _check_lookaheads(spec: CaptureSpec) -> None:
+    """Before the model runs: a policy that cannot be built would fail after the capture."""
+    for kind, asked in spec.passes:
+        if kind == "lookahead":
+            try:
+                policy_of(asked["policy"])
+            except PolicyError as error:
+                raise PromptError(f"A lookahead's policy cannot be used: {error}.") from error
+
+
+def _rotary(model: PreTrainedModel, length: int) -> dict[str, Any] | None:
+    """The rotary embedding as `Capture.trace` reads it; None where it cannot be said."""
+    try:
+        tables = rotary_of(model, length)
+    except PolicyError:  # no policy can run on this model, its attention can still be looked at
+        return None
+    return None if tables is None else frequencies_of(tables)
 
 
 def _title(spec: CaptureSpec) -> str:

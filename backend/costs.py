@@ -111,6 +111,35 @@ def file_parts(facts: Facts, prompt_tokens: int, spec: CaptureSpec) -> dict[str,
     }
 
 
+def pass_bytes(facts: Facts, prompt_tokens: int, spec: CaptureSpec) -> int:
+    """Bytes of the files that the further passes of `spec` leave beside the capture: queries of
+    the drafted tokens, and at most queries and keys of the whole prompt for a second reading."""
+    drafted = len(spec.lookaheads) * spec.lookahead_steps * facts.query_heads
+    read = prompt_tokens * (facts.query_heads + facts.kv_heads) * spec.second_reading
+    return (drafted + read) * facts.layers * facts.head_dim * HALF
+
+
+def pass_memory(facts: Facts, prompt_tokens: int, spec: CaptureSpec, dtype_bytes: int) -> int:
+    """Bytes that further passes hold besides what the capture held: the prompt's queries, and
+    twice keys, values and queries of the second copy."""
+    row = facts.layers * facts.head_dim * prompt_tokens * dtype_bytes
+    second = 2 * (facts.query_heads + 2 * facts.kv_heads) * spec.second_reading
+    return row * ((facts.query_heads if spec.passes else 0) + second)
+
+
+def pass_seconds(spec: CaptureSpec, prefill: float, decode: float) -> float:
+    """Seconds of the further passes, from those of the prompt and of the answer.
+
+    All of them start from one more prefill, or from one each where a question follows the
+    context; the second copy attends to the first one and itself, at most three times a prefill.
+    """
+    prefills = bool(spec.lookaheads) + bool(spec.second_reading)
+    if not spec.question:
+        prefills = min(1, prefills)
+    drafted = len(spec.lookaheads) * spec.lookahead_steps
+    return prefill * (prefills + 3 * spec.second_reading) + decode * drafted / spec.max_new_tokens
+
+
 def memory_parts(
     facts: Facts, prompt_tokens: int, new_tokens: int, dtype_bytes: int, file_bytes: int
 ) -> dict[str, int]:

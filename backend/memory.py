@@ -32,3 +32,8 @@ class PeakMemory:
                     return int(line.split()[1]) * 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether torch could not get the memory it asked for, on a device or on this machine."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

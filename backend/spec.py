@@ -11,10 +11,15 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from cache_store.errors import KVScopeError
+from kvpolicies.choice import canonical, from_text, to_text
+from kvpolicies.errors import PolicyError
+from kvpolicies.methods import catalogue
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 MAX_LAYERS = 2_000  # of any model
+MAX_LOOKAHEAD = 1_024  # drafted tokens
+NEED_A_PASS = ("lookahead_attention", "context_attention", "reconstruction")  # scores
 TEMPERATURES = (0.01, 100.0)  # below, the division by it overflows
 
 
@@ -31,6 +36,10 @@ class CaptureSpec:
     context. Token counts are tokens of the model's tokenizer; `window` is the number of last
     prompt tokens whose attention rows are stored, `top_k` the number of largest entries kept as
     plain columns. `stored_layers` None stores the attention rows of every layer.
+
+    After the capture the model may pass over the prompt again for policies that need it:
+    `lookaheads` are policies such as "snapkv(budget=256)" on whose small cache `lookahead_steps`
+    tokens are drafted (LAQ), `second_reading` reads the context twice (KVzip, KVCompose).
 
     Raises PromptError, one sentence naming the value, when a value cannot be used.
     """
@@ -53,6 +62,9 @@ class CaptureSpec:
     window: int = 32
     top_k: int = 16
     stored_layers: list[int] | None = None
+    lookaheads: list[str] = dataclasses.field(default_factory=list)
+    lookahead_steps: int = 8
+    second_reading: bool = False
     title: str = ""
     source: str = ""  # where the prompt came from: "typed", "sample …", "a.jsonl row 3"
 
@@ -99,6 +111,22 @@ class CaptureSpec:
                     "from 0."
                 )
             object.__setattr__(self, "stored_layers", sorted(set(self.stored_layers)))
+        self._at_least("lookahead_steps", 1)
+        if self.lookahead_steps > MAX_LOOKAHEAD:
+            raise PromptError(
+                f"lookahead_steps is {self.lookahead_steps}: use at most {MAX_LOOKAHEAD:,}."
+            )
+        lookaheads = [to_text(canonical_lookahead(text)) for text in self.lookaheads]
+        object.__setattr__(self, "lookaheads", list(dict.fromkeys(lookaheads)))
+
+    @property
+    def passes(self) -> list[tuple[str, dict[str, Any]]]:
+        """Kind and specification of each further pass, as `backend.passes` records them."""
+        passes: list[tuple[str, dict[str, Any]]] = [
+            ("lookahead", {"policy": canonical_lookahead(text), "steps": self.lookahead_steps})
+            for text in self.lookaheads
+        ]
+        return passes + [("second_reading", {})] * self.second_reading
 
     @property
     def prompt(self) -> str:
@@ -144,23 +172,46 @@ class CaptureSpec:
             raise PromptError(f"{name} is {value}: use a whole number of at least {least}.")
 
 
+def canonical_lookahead(text: str) -> dict[str, Any]:
+    """The policy of a lookahead from its text, in its one form. Raises PromptError."""
+    try:
+        form = canonical(from_text(text))
+        score = catalogue()[form["key"]].score if "key" in form else form.get("score")
+    except PolicyError as error:
+        raise PromptError(f"A lookahead's policy cannot be used: {error}.") from error
+    if "masks" in form or score in NEED_A_PASS:
+        raise PromptError(
+            f"A lookahead cannot be drafted with {text}: choose a policy that needs no further "
+            "pass, such as snapkv(budget=256)."
+        )
+    return form
+
+
 def _checked(name: str, hint: Any, value: Any) -> Any:
     """`value` as the field's declared type; JSON gives 1 for 1.0 and nothing else is bent."""
     options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if value is None and type(None) in options:
         return None
     wanted = options[0]
-    if wanted == list[int]:
-        if isinstance(value, list | tuple) and all(type(item) is int for item in value):
+    if wanted in (list[int], list[str]):
+        kind = get_args(wanted)[0]
+        if isinstance(value, list | tuple) and all(type(item) is kind for item in value):
             return list(value)
     elif wanted is float:
         if type(value) in (int, float) and math.isfinite(value):
             return float(value)
     elif type(value) is wanted:
         return value
-    kinds = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    kinds = {
+        str: "text",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        list[int]: "a list of whole numbers",
+        list[str]: "a list of texts",
+    }
     shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "…"
-    raise PromptError(f"{name} is {shown}: give {kinds.get(wanted, 'a list of whole numbers')}.")
+    raise PromptError(f"{name} is {shown}: give {kinds[wanted]}.")
 
 
 def require_text(name: str, text: str) -> None:

@@ -46,7 +46,7 @@ KINDS: dict[str, Kind] = {
     "model_pass": Kind("backend.jobs.registry:run_model_pass", "run"),
 }
 # Derived files that take the model again, and so wait for the worker that holds it.
-MODEL_PASSES = ("lookahead", "second_reading", "model_facts")
+MODEL_PASSES = ("lookahead", "second_reading", "model_facts", "policy_run")
 
 
 def register(kind: str, path: str, lane: str = "run") -> None:
@@ -60,13 +60,17 @@ def run_capture(
     progress: ProgressCallback,
     cancelled: CancelCheck,
 ) -> dict[str, Any]:
-    """params: {"spec": CaptureSpec.to_dict(), "run_id": …}. A finished file is kept as it is."""
-    run_id = params["run_id"]
+    """params: {"spec": CaptureSpec.to_dict(), "run_id": …}. A finished file is kept as it is, and
+    only the further passes that it lacks are recorded."""
+    run_id, spec = params["run_id"], CaptureSpec.from_dict(params["spec"])
     if not (home / run_id / CAPTURE_FILE).exists():
         from backend.capture import capture
 
-        spec = CaptureSpec.from_dict(params["spec"])
         capture(spec, home, run_id=run_id, progress=progress, cancelled=cancelled)
+    elif spec.passes:
+        from backend.passes import record_asked
+
+        record_asked(spec, home, run_id, progress, cancelled)
     return {"run_id": run_id}
 
 
@@ -90,9 +94,14 @@ def run_model_pass(
     cancelled: CancelCheck,
 ) -> dict[str, Any]:
     """params: {"run_id": …, "kind": one of MODEL_PASSES, "spec": {…}}; as `run_derive`."""
-    from backend.passes import record_pass
+    if params["kind"] == "policy_run":
+        from backend.policy_run import run_policy
 
-    record_pass(home, params["run_id"], params["kind"], params["spec"], progress, cancelled)
+        run_policy(home, params["run_id"], params["spec"], progress, cancelled)
+    else:
+        from backend.passes import record_pass
+
+        record_pass(home, params["run_id"], params["kind"], params["spec"], progress, cancelled)
     return {"run_id": params["run_id"], "kind": params["kind"]}
 
 
