@@ -72,6 +72,7 @@ class EvictingCache(Cache):
         self.detail = detail
         self.decisions: list[Decision] = []
         self._gone: list[tuple[int, int, Tensor, Tensor]] = []  # layer, step, heads, positions
+        self._uncounted: list[Decision] = []  # at the end of the prompt, when time is short
         self._rests: dict[int, tuple[Tensor, Tensor]] = {}  # questions that wait for compression
         self._rotary: tuple[Tensor, Tensor] | None = None
         self.turns_neighbours = False  # how the model's rotary embedding pairs channels
@@ -219,9 +220,16 @@ class EvictingCache(Cache):
     def record(self, decision: Decision | None) -> None:
         """Write down what left; the whole decision only with `detail`."""
         if decision is not None:
-            self._gone.append((decision.layer, decision.step, *decision.gone()))
+            self._uncounted.append(decision)
+            if decision.step > 0:
+                self._count()
             if self.detail:
                 self.decisions.append(decision)
+
+    def _count(self) -> None:
+        for decision in self._uncounted:
+            self._gone.append((decision.layer, decision.step, *decision.gone()))
+        self._uncounted = []
 
     # --- what came of it ----------------------------------------------------------------------
 
@@ -265,6 +273,7 @@ class EvictingCache(Cache):
         exempt = torch.ones(len(self.layers), dtype=torch.bool)
         exempt[self.touched] = False
         budget = None if self.plan is None else self.plan.budget
+        self._count()
         for layer, step, head, positions in self._gone:
             evicted_at[layer, head, positions] = step
         return Result(self.policy, evicted_at, exempt, self.decisions, budget, prompt_length)
@@ -273,6 +282,7 @@ class EvictingCache(Cache):
         """An independent copy to continue from here more than once; shares states, not the log."""
         other = copy.copy(self)
         other.decisions, other._gone, other._rests = [*self.decisions], [*self._gone], {}
+        other._uncounted = [*self._uncounted]
         other.layers = [
             layer.fork(other) if isinstance(layer, EvictingLayer) else copy.deepcopy(layer)
             for layer in self.layers
@@ -286,4 +296,4 @@ class EvictingCache(Cache):
         """Forget the sequence: the cache is as new."""
         super().reset()
         self.plan, self.hold = None, self._holds
-        self.decisions, self._gone = [], []
+        self.decisions, self._gone, self._uncounted = [], [], []

@@ -14,16 +14,28 @@ from torch import Tensor
 class Candidates:
     """One layer at one eviction.
 
-    scores: float32 (heads, n), NaN where not ranked; protected: bool (heads, n), entries inside
-    the windows (they fit the budget); free: bool (heads, n) or None, entries that are kept and
-    not counted; alive: bool (heads, n) or None.
+    scores: float32 (heads, n), NaN where not ranked; positions: int64 (heads, n), ascending per
+    head. The windows, which fit the budget, are protected: positions below `sink`, and those from
+    `recent` (first, one past the last). Entries from position `free` on are kept and not counted.
+    alive: bool (heads, n), or None where all entries count.
     """
 
     scores: Tensor
-    protected: Tensor
-    free: Tensor | None = None
+    positions: Tensor
+    sink: int = 0
+    recent: tuple[int, int] = (0, 0)
+    free: int | None = None
     alive: Tensor | None = None
     ties_to_newest: bool = False
+
+    @cached_property
+    def protected(self) -> Tensor:
+        """bool (heads, n): entries inside the windows."""
+        first, last = self.recent
+        protected = self.positions < self.sink
+        if first < last:
+            protected = protected | ((self.positions >= first) & (self.positions < last))
+        return protected
 
     @cached_property
     def classes(self) -> Tensor:
@@ -31,10 +43,23 @@ class Candidates:
         classes = self.scores.isnan().to(torch.uint8).add_(1)
         classes.masked_fill_(self.protected, 3)
         if self.free is not None:
-            classes.masked_fill_(self.free, 4)
+            classes.masked_fill_(self.positions >= self.free, 4)
         if self.alive is not None:
             classes.masked_fill_(~self.alive, 0)
         return classes
+
+    def between(self) -> tuple[int, int] | None:
+        """The columns between the windows, first and one past the last; None where heads differ."""
+        if self.alive is not None or self.free is not None:
+            return None
+        length = self.positions.shape[1]
+        first, last = self.recent
+        low, high = min(self.sink, length), length - min(last - first, length)
+        # ascending positions: a window is whole where its innermost entry is in its place
+        places = [(low - 1, low - 1)] if low else []
+        places += [(high, first)] if high < length else []
+        whole = all(bool((self.positions[:, at] == held).all()) for at, held in places)
+        return (low, high) if whole and low < high else None
 
     @cached_property
     def ranked(self) -> Tensor:
@@ -76,11 +101,35 @@ class Candidates:
 
 def keep_best(candidates: Candidates, counts: int | Tensor) -> Tensor:
     """The keep mask (heads, n) of the best `counts` entries per head, free ones besides."""
+    if isinstance(counts, int):
+        keep = _keep_between(candidates, counts)
+        if keep is not None:
+            return keep
     wanted = counts - candidates.before_ranking
     if bool((wanted < 0).any()):  # the windows alone exceed the budget
         return _first_in_order(candidates, counts)
     best = top_marked(candidates.scores, candidates.ranked, wanted, candidates.ties_to_newest)
     return best | (candidates.classes > 1)
+
+
+def _keep_between(candidates: Candidates, count: int) -> Tensor | None:
+    """`keep_best` where all heads rank the same columns and none ties at the cut, else None."""
+    columns = candidates.between()
+    if columns is None:
+        return None
+    first, last = columns
+    length = candidates.scores.shape[1]
+    wanted = count - first - (length - last)
+    if not 0 < wanted < last - first:
+        return None
+    ranked = candidates.scores[:, first:last]
+    cut = ranked.topk(wanted, sorted=False)[0].amin(1, keepdim=True)
+    best = ranked >= cut  # nothing where a score is NaN, which topk takes for the largest
+    if best.sum(1).tolist() != [wanted] * len(best):
+        return None
+    if first == 0 and last == length:
+        return best
+    return torch.nn.functional.pad(best, (first, length - last), value=True)
 
 
 def top_marked(
@@ -112,7 +161,7 @@ def top_marked(
 
 def _first_in_order(candidates: Candidates, counts: int | Tensor) -> Tensor:
     heads, length = candidates.scores.shape
-    free = 0 if candidates.free is None else candidates.free.sum(1)
+    free = (candidates.classes == 4).sum(1)
     wanted = torch.as_tensor(counts, device=candidates.scores.device) + free
     places = torch.arange(length, device=candidates.scores.device)
     best = (places < wanted.reshape(-1, 1)).expand(heads, length)

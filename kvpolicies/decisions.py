@@ -9,6 +9,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from kvpolicies.candidates import Candidates
+
 
 class Reason(IntEnum):
     """Why an entry was kept or not at one decision."""
@@ -29,22 +31,34 @@ class Reason(IntEnum):
 class Decision:
     """One eviction in one layer, over the entries cached just before it.
 
-    `layer` counts the model's layers; step 0 is the end of prefill. positions int64, scores
-    float32 (NaN: not ranked), keep bool, classes uint8, all (heads, n); `sink` and `seen - recent`
-    bound the windows.
+    `layer` counts the model's layers; step 0 is the end of prefill. keep: bool (heads, n); below
+    `sink` a protected entry is a sink. The other arrays are those of the candidates: positions
+    int64, scores float32 (NaN: not ranked), classes uint8, all (heads, n).
     """
 
     layer: int
     step: int
-    positions: Tensor
-    scores: Tensor
+    candidates: Candidates
     keep: Tensor
-    classes: Tensor
     sink: int
+
+    @property
+    def positions(self) -> Tensor:
+        return self.candidates.positions
+
+    @property
+    def scores(self) -> Tensor:
+        return self.candidates.scores
+
+    @property
+    def classes(self) -> Tensor:
+        return self.candidates.classes
 
     def gone(self) -> tuple[Tensor, Tensor]:
         """Heads and positions of the entries that left, each int64 (m,), on the CPU."""
-        heads, columns = (~self.keep & (self.classes > 0)).nonzero(as_tuple=True)
+        alive = self.candidates.alive
+        gone = ~self.keep if alive is None else alive & ~self.keep
+        heads, columns = gone.nonzero(as_tuple=True)
         return heads.cpu(), self.positions[heads, columns].cpu()
 
     @property

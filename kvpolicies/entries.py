@@ -71,8 +71,8 @@ class Entries:
         """
         self.aligned = False
         counts = keep.sum(1)
-        longest = int(counts.max())
-        equal = bool((counts == longest).all())
+        each = counts.tolist()
+        longest, equal = max(each), min(each) == max(each)
         if equal:
             index = keep.nonzero()[:, 1].view(self.heads, longest)
         else:
@@ -89,7 +89,8 @@ class Entries:
         return other
 
     def _gather(self, index: Tensor) -> None:
-        self._keys, self._values = take(self._keys, index), take(self._values, index)
+        rows = flat_rows(index, self._keys.shape[1])
+        self._keys, self._values = take(self._keys, index, rows), take(self._values, index, rows)
         self.positions = self.positions.gather(1, index)
         self.statistics = {name: take(held, index) for name, held in self.statistics.items()}
 
@@ -123,13 +124,21 @@ class RecordedEntries(Entries):
         self.statistics = {name: take(held, index) for name, held in self.statistics.items()}
 
 
-def take(states: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` (heads, m) of `states` (heads, n, ...); (heads, m, ...)."""
+def flat_rows(index: Tensor, length: int) -> Tensor:
+    """`index` (heads, m) into (heads, length) as rows of (heads * length); int64 (heads * m,)."""
+    heads = torch.arange(0, len(index) * length, length, device=index.device)
+    return (index + heads[:, None]).flatten()
+
+
+def take(states: Tensor, index: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Rows `index` (heads, m) of `states` (heads, n, ...); (heads, m, ...).
+
+    `rows` is `flat_rows` of the index, where that is at hand.
+    """
     if states.dim() == 2:
         return states.gather(1, index)
-    heads = torch.arange(states.shape[0], device=states.device)[:, None]
     if not states.is_contiguous():
-        return states[heads, index]
-    flat = (index + heads * states.shape[1]).flatten()  # whole rows are copied faster this way
-    taken = states.flatten(0, 1).index_select(0, flat)
+        return states[torch.arange(len(index), device=index.device)[:, None], index]
+    rows = flat_rows(index, states.shape[1]) if rows is None else rows
+    taken = states.flatten(0, 1).index_select(0, rows)  # copies whole rows
     return taken.view(*index.shape, *states.shape[2:])

@@ -35,12 +35,14 @@ def rotate(states: Tensor, cos: Tensor, sin: Tensor, neighbours: bool = False) -
     """Turn the first w channels of states (heads, n, d), pair by pair; `neighbours` says that
     pairs are 2i and 2i + 1 instead of i and i + w/2."""
     width = cos.shape[-1]
-    turned, rest = states[..., :width], states[..., width:]
+    first, second = slice(0, width // 2), slice(width // 2, width)
     if neighbours:
-        swapped = torch.stack([-turned[..., 1::2], turned[..., 0::2]], -1).flatten(-2)
-    else:
-        swapped = torch.cat([-turned[..., width // 2 :], turned[..., : width // 2]], -1)
-    return torch.cat([turned * cos + swapped * sin, rest], -1)
+        first, second = slice(0, width, 2), slice(1, width, 2)
+    turned = states[..., :width] * cos
+    turned[..., first].addcmul_(states[..., second], sin[..., first], value=-1)
+    turned[..., second].addcmul_(states[..., first], sin[..., second])
+    rest = states[..., width:]
+    return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
 
 
 def rotation(cos: Tensor, sin: Tensor, dim: int, neighbours: bool = False) -> Tensor:

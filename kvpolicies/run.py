@@ -126,16 +126,17 @@ class LayerRun:
             self.extras = Extras()
 
     def candidates(self, scores: Tensor, seen: int) -> Candidates:
-        plan, positions = self.plan, self.entries.positions
-        protected = positions < plan.sink
-        free = None
-        if self.step == 0 and len(self.entries) > seen:
-            free = positions >= seen
-        if plan.recent:
-            protected = protected | ((positions >= seen - plan.recent) & (positions < seen))
-        if plan.policy.pin_prompt:
-            protected = protected | (positions < plan.shape.prompt_length)
-        return Candidates(scores, protected, free, self.entries.alive, plan.score.ties_to_newest)
+        plan, entries = self.plan, self.entries
+        prompt = plan.shape.prompt_length
+        return Candidates(
+            scores,
+            entries.positions,
+            sink=max(plan.sink, prompt) if plan.policy.pin_prompt else plan.sink,
+            recent=(seen - plan.recent, seen),
+            free=seen if self.step == 0 and len(entries) > seen else None,
+            alive=entries.alive,
+            ties_to_newest=plan.score.ties_to_newest,
+        )
 
     def _evict(self, scores: Tensor, seen: int) -> Decision | None:
         plan = self.plan
@@ -161,18 +162,10 @@ class LayerRun:
 
     def apply(self, candidates: Candidates, keep: Tensor) -> Decision | None:
         """Evict what `keep` does not name. None when nothing leaves."""
-        gone = ~keep if candidates.alive is None else candidates.alive & ~keep
-        if not bool(gone.any()):
+        kept = keep if candidates.alive is None else keep | ~candidates.alive
+        if bool(kept.all()):
             return None
-        decision = Decision(
-            self.model_layer,
-            self.step,
-            self.entries.positions,
-            candidates.scores,
-            keep,
-            candidates.classes,
-            self.plan.sink,
-        )
+        decision = Decision(self.model_layer, self.step, candidates, keep, self.plan.sink)
         self.entries.evict(keep)
         return decision
 
@@ -239,7 +232,9 @@ class LayerRun:
         window = ((columns < plan.sink) | (columns >= last)).expand(entries.heads, -1)
         entries.statistics["picked"] = own.transpose(1, 2).contiguous()
         grouped = rows.view(entries.heads, -1, length).amax(1)
-        candidates = Candidates(grouped.masked_fill(window, math.nan), window)
+        candidates = Candidates(
+            grouped.masked_fill(window, math.nan), entries.positions, plan.sink, (last, length)
+        )
         return self.apply(candidates, window | own.any(1))
 
     def _sage_visible(self) -> Tensor | None:
@@ -266,7 +261,9 @@ class LayerRun:
         keep = window | entries.statistics["picked"].any(2)
         if entries.alive is not None:
             keep = keep & entries.alive
-        return self.apply(Candidates(scores, window, None, entries.alive), keep)
+        newest = (seen - plan.recent - 1, seen)
+        candidates = Candidates(scores, entries.positions, plan.sink, newest, alive=entries.alive)
+        return self.apply(candidates, keep)
 
     # --- DuoAttention -----------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvpolicies.candidates import top_marked
 from kvpolicies.errors import PolicyError
 
 
@@ -122,9 +123,10 @@ class PerPartition(Schedule):
             return keep
         ranked = slice(first, first + count * self.lag)
         parts = scores[:, ranked].reshape(heads, count, self.lag)
-        best = torch.sort(parts, dim=2, descending=True, stable=True)[1][:, :, :kept]
-        inside = torch.zeros_like(parts, dtype=torch.bool).scatter_(2, best, True)
-        keep[:, ranked] = inside.reshape(heads, -1)
+        rows = parts.flatten(0, 1)
+        wanted = torch.tensor([kept], device=rows.device)
+        best = top_marked(rows, torch.ones_like(rows, dtype=torch.bool), wanted)
+        keep[:, ranked] = best.view(heads, -1)
         return keep
 
 

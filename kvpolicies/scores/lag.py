@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -69,8 +70,10 @@ def channel_spread(tokens: Tensor, reference: Tensor) -> Tensor:
     contributes 0. (..., tokens, d) -> (..., tokens).
     """
     low, high = reference.amin(-2, keepdim=True), reference.amax(-2, keepdim=True)
+    dim = tokens.shape[-1]
+    if dim == 1:
+        return torch.zeros_like(tokens[..., 0])
     width = high - low
-    scaled = torch.where(width > 0, (tokens - low) / width.where(width > 0, 1.0), 0.0)
-    if tokens.shape[-1] == 1:
-        return torch.zeros_like(scaled[..., 0])
-    return scaled.std(-1)
+    scaled = (tokens - low).div_(width.masked_fill_(width == 0, math.inf))
+    centred = scaled.sub_(scaled.mean(-1, keepdim=True))  # several times faster than .std
+    return torch.linalg.vector_norm(centred, dim=-1) / math.sqrt(dim - 1)

@@ -53,8 +53,8 @@ class Random(Score):
         mixed = view.entries.positions * 0x9E3779B1 + heads * 0x85EBCA6B
         mixed = mixed + view.layer * 0xC2B2AE35 + self.seed * 0x27D4EB2F
         for _ in range(3):  # a xorshift-multiply hash on 32 bits
-            mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D & 0xFFFFFFFF
-            mixed = (mixed ^ (mixed >> 13)) * 0x297A2D39 & 0xFFFFFFFF
+            mixed = mixed.bitwise_xor_(mixed >> 15).mul_(0x2C1B3C6D).bitwise_and_(0xFFFFFFFF)
+            mixed = mixed.bitwise_xor_(mixed >> 13).mul_(0x297A2D39).bitwise_and_(0xFFFFFFFF)
         return ((mixed ^ (mixed >> 16)) >> 8).float() / (1 << 24)
 
 

@@ -39,7 +39,7 @@ class ExpectedAttention(Score):
         mean = mean.view(view.heads, group, -1)
         covariance = covariance.view(view.heads, group, *covariance.shape[1:])
         logits = (mean @ keys.transpose(1, 2)) * view.scaling  # (kv_heads, group, n)
-        spread = torch.stack([((keys @ covariance[:, g]) * keys).sum(-1) for g in range(group)], 1)
+        spread = (keys[:, None] @ covariance).mul_(keys[:, None]).sum(-1)
         logits = logits + spread * (view.scaling**2 / 2)
         if self.normalise == "ranked":
             logits[:, :, : self.sink] = float("-inf")
@@ -62,9 +62,9 @@ class ExpectedAttention(Score):
         sink = min(self.sink, view.queries.shape[1] - 1)
         pairs = interleaved(cos)
         plain = rotate(view.queries[:, sink:].float(), cos[sink:seen], -sin[sink:seen], pairs)
-        plain = plain / (cos[sink:seen] ** 2 + sin[sink:seen] ** 2).mean(-1, keepdim=True)
+        plain /= (cos[sink:seen] ** 2 + sin[sink:seen] ** 2).mean(-1, keepdim=True)
         mean = plain.mean(1)
-        centred = plain - mean[:, None]
+        centred = plain.sub_(mean[:, None])
         covariance = centred.transpose(1, 2) @ centred / plain.shape[1]
         ahead = slice(seen, seen + self.n_future)
         turn = rotation(cos[ahead].mean(0), sin[ahead].mean(0), plain.shape[-1], pairs)
