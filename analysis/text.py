@@ -73,34 +73,22 @@ def text_view(
     """
     info = capture.info
     position = position_of(capture, check_step(capture, step))
-    pages = max(1, math.ceil(info.length / page_tokens))
-    size = math.ceil(info.length / pages)
-    if page is None:
-        page = position // size
-    if not 0 <= page < pages:
-        raise AnalysisError(f"The text has pages 1 to {pages}, not {page + 1}.")
-    first, stop = page * size, min(info.length, (page + 1) * size)
-    steps = _window(step, window, min(step, step_range(capture)[0]), info.response_length)
+    shown = text_page(capture, position, page, page_tokens)
+    steps = step_window(step, window, min(step, step_range(capture)[0]), info.response_length)
     rows = window_rows(capture, layer, head, int(steps[0]), int(steps[-1]))
-    tokens = capture.tokens()
     row = rows[step - int(steps[0])]
     target = int(row.argmax())
     pieces = token_pieces(capture)
     what = selection_words(layer, head)
-    shown = (
-        f"all {info.length:,} tokens"
-        if pages == 1
-        else f"tokens {span(first, stop)} of {info.length:,} (page {page + 1} of {pages})"
-    )
     return TokenView(
-        first=first,
-        pieces=tuple(pieces[first:stop]),
-        token_ids=tokens["token_id"].to_numpy(np.int32)[first:stop],
-        segments=_segments(tokens["segment"].tolist()),
+        first=shown.first,
+        pieces=shown.pieces,
+        token_ids=shown.token_ids,
+        segments=shown.segments,
         length=info.length,
         prompt_length=info.prompt_length,
-        page=page,
-        pages=pages,
+        page=shown.page,
+        pages=shown.pages,
         step=step,
         position=position,
         steps=steps,
@@ -108,7 +96,7 @@ def text_view(
         first_step=step_range(capture)[0],
         last_step=info.response_length,
         caption=(
-            f"Attention of {step_words(capture, step)}, {what}, over {shown}; "
+            f"Attention of {step_words(capture, step)}, {what}, over {shown.words}; "
             f"{source_words(capture)}."
         ),
         alt=(
@@ -118,7 +106,49 @@ def text_view(
     )
 
 
-def _window(step: int, window: int, first: int, last: int) -> np.ndarray:
+@dataclass(frozen=True)
+class Page:
+    """A page of the text; fields as in `TokenView`, `words` says which tokens it shows."""
+
+    first: int
+    pieces: tuple[str, ...]
+    token_ids: np.ndarray
+    segments: tuple[tuple[str, int, int], ...]
+    page: int
+    pages: int
+    words: str
+
+
+def text_page(
+    capture: Capture, position: int, page: int | None, page_tokens: int = PAGE_TOKENS
+) -> Page:
+    """Page `page` of the text, or the one with `position`; pages are equally long.
+
+    Raises AnalysisError for a page that does not exist.
+    """
+    length = capture.info.length
+    pages = max(1, math.ceil(length / page_tokens))
+    size = math.ceil(length / pages)
+    page = position // size if page is None else page
+    if not 0 <= page < pages:
+        raise AnalysisError(f"The text has pages 1 to {pages}, not {page + 1}.")
+    first, stop = page * size, min(length, (page + 1) * size)
+    tokens = capture.tokens()
+    words = f"all {length:,} tokens"
+    if pages > 1:
+        words = f"tokens {span(first, stop)} of {length:,} (page {page + 1} of {pages})"
+    return Page(
+        first,
+        tuple(tokens["text"].tolist()[first:stop]),
+        tokens["token_id"].to_numpy(np.int32)[first:stop],
+        _segments(tokens["segment"].tolist()),
+        page,
+        pages,
+        words,
+    )
+
+
+def step_window(step: int, window: int, first: int, last: int) -> np.ndarray:
     """Consecutive steps around `step`, at most `window`, within first ... last; int32 (m,)."""
     stride = max(1, window // 2)
     start = first + (step - first) // stride * stride - window // 4
