@@ -199,7 +199,10 @@ class EvictingLayer(DynamicLayer):
         for start in range(0, count, QUERY_BLOCK):
             rows = slice(start, min(count, start + QUERY_BLOCK))
             mask = self._mask(first, rows, None if free else chosen[rows], query.shape[1])
-            blocks.append(compute(query[:, :, rows], keys, values, mask))
+            seen = first + rows.stop if entries.aligned else len(entries)
+            mask = mask[..., :seen]
+            part = compute(query[:, :, rows], keys[:, :, :seen], values[:, :, :seen], mask)
+            blocks.append(part)
         return torch.cat(blocks, 1)
 
     def _mask(

@@ -48,6 +48,10 @@ class Entries:
             return torch.full((self.heads,), len(self), device=self.positions.device)
         return self.alive.sum(1)
 
+    def total(self) -> int:
+        """How many entries all heads hold together."""
+        return self.positions.numel() if self.alive is None else int(self.alive.sum())
+
     def append(self, keys: Tensor, values: Tensor, position: int) -> None:
         """Add the entries of `position` and the following ones; (heads, m, d)."""
         self._keys = torch.cat([self._keys, keys], 1)
@@ -69,10 +73,12 @@ class Entries:
         Heads that keep equally many are gathered; otherwise all are cut to the longest, and
         `alive` says which entries of the shorter ones count.
         """
-        self.aligned = False
         counts = keep.sum(1)
         each = counts.tolist()
         longest, equal = max(each), min(each) == max(each)
+        if sum(each) == self.total():
+            return
+        self.aligned = False
         if equal:
             index = keep.nonzero()[:, 1].view(self.heads, longest)
         else:

@@ -237,6 +237,7 @@ class _Replay:
             prompt_attention=(
                 None if trace.prompt_attention is None else trace.prompt_attention[layer]
             ),
+            statistics=trace.statistics.setdefault(layer, {}),
         )
         if second is not None:
             extras.second_queries, extras.second_keys = second[0][layer], second[1][layer]

@@ -162,12 +162,11 @@ class LayerRun:
 
     def apply(self, candidates: Candidates, keep: Tensor) -> Decision | None:
         """Evict what `keep` does not name. None when nothing leaves."""
-        kept = keep if candidates.alive is None else keep | ~candidates.alive
-        if bool(kept.all()):
-            return None
-        decision = Decision(self.model_layer, self.step, candidates, keep, self.plan.sink)
+        before = self.entries.total()
         self.entries.evict(keep)
-        return decision
+        if self.entries.total() == before:
+            return None
+        return Decision(self.model_layer, self.step, candidates, keep, self.plan.sink)
 
     # --- one more token ---------------------------------------------------------------------
 
@@ -275,6 +274,10 @@ class LayerRun:
         if self.streaming is not None or weights is not None:
             self.entries.memory["outside"] = weights
             return
+        name = f"outside {self.plan.sink} {self.plan.recent} {view.heads} {view.seen}"
+        self.entries.memory["outside"] = view.once(name, lambda: self._sum_outside(view))
+
+    def _sum_outside(self, view: View) -> Tensor:
         total = torch.zeros(view.heads, device=view.queries.device)
         for first, rows in view.prompt_rows():
             positions = torch.arange(first, first + rows.shape[1], device=rows.device)
@@ -283,7 +286,7 @@ class LayerRun:
                 columns <= positions[:, None] - self.plan.recent
             )
             total += view.reduce((rows * outside).sum((1, 2)), "mean")
-        self.entries.memory["outside"] = total
+        return total
 
     def _keep_streaming(self, candidates: Candidates) -> Tensor:
         assert self.streaming is not None

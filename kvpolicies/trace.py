@@ -23,7 +23,8 @@ class Trace:
     queries per layer, (query_heads, n, d)), `second_reading` (queries and keys per layer of the
     context's second copy), `output_norms` (per layer (query_heads, P + T), the norm of v W_O) and
     `prompt_attention` (per layer (query_heads, P), attention each prompt entry received from all
-    prompt queries, when it was already derived).
+    prompt queries, when it was already derived). `statistics` fills up, per layer and name, with
+    what replays work out of the whole prompt or its second reading, so that it is done once.
 
     Raises ValueError when shapes do not belong together.
     """
@@ -41,6 +42,7 @@ class Trace:
     second_reading: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | None = None
     output_norms: Sequence[torch.Tensor] | None = None
     prompt_attention: Sequence[torch.Tensor] | None = None
+    statistics: dict[int, dict[str, torch.Tensor]] = field(init=False, default_factory=dict)
     length: int = field(init=False)
 
     def __post_init__(self) -> None:

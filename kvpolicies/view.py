@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +26,7 @@ class Extras:
     rotary: tuple[Tensor, Tensor] | None = None  # cos and sin, (positions, d)
     future: Tensor | None = None  # (kv_heads, T, P + T), the full cache's attention
     prompt_attention: Tensor | None = None  # (query_heads, P), summed over the prompt's queries
+    statistics: dict[str, Tensor] = field(default_factory=dict)  # of the prompt, worked out before
 
 
 @dataclass
@@ -70,6 +71,16 @@ class View:
             word = "second_reading" if name.startswith("second_") else name
             raise MissingInput(word, hint)
         return value
+
+    def once(self, name: str, work: Callable[[], Tensor]) -> Tensor:
+        """A statistic of the whole prompt or its second reading, worked out once for a trace.
+
+        `name` says which and holds every parameter it depends on.
+        """
+        held = self.extras.statistics
+        if name not in held:
+            held[name] = work()
+        return held[name]
 
     def reduce(self, heads: Tensor, how: str | None = None) -> Tensor:
         """(query_heads, ...) to one number per KV head: (kv_heads, ...)."""

@@ -123,15 +123,14 @@ def second_copy_rows(view: View, context: int, chunk: int) -> Iterator[Tensor]:
     first = view.entries.keys[:, :context]
     for start in range(0, queries.shape[1], chunk):
         stop = min(start + chunk, queries.shape[1])
+        joined = torch.cat([first, keys[:, start:stop].to(first.dtype)], 1).float()
         size = max(1, BLOCK_CELLS // (queries.shape[0] * (context + stop - start)))
         for row in range(start, stop, size):
             last = min(stop, row + size)
-            asked = queries[:, row:last]
-            joined = torch.cat([first, keys[:, start:last].to(first.dtype)], 1)
-            logits = scaled_logits(asked, joined, view.scaling, view.softcap)
-            positions = torch.arange(row - start, last - start, device=logits.device)
-            later = torch.arange(-context, last - start, device=logits.device)
-            logits.masked_fill_(later > positions[:, None], -math.inf)
+            visible = joined[:, : context + last - start]
+            logits = scaled_logits(queries[:, row:last], visible, view.scaling, view.softcap)
+            later = torch.ones(last - row, last - row, dtype=torch.bool, device=logits.device)
+            logits[:, :, context + row - start :].masked_fill_(later.triu(1), -math.inf)
             yield logits.softmax(-1)[:, :, :context]
 
 
@@ -149,9 +148,14 @@ class Reconstruction(Score):
     chunk: int = 2000
 
     def score(self, view: View) -> Tensor:
-        blocks = second_copy_rows(view, view.ranked, self.chunk)
-        largest = torch.stack([view.reduce(rows).amax(1) for rows in blocks]).amax(0)
-        return unranked_after(largest, len(view.entries))
+        name = f"reconstruction {self.chunk} {view.group_reduce} {view.heads} {view.ranked}"
+        return unranked_after(view.once(name, lambda: self._largest(view)), len(view.entries))
+
+    def _largest(self, view: View) -> Tensor:
+        largest = view.queries.new_zeros((view.heads, view.ranked), dtype=torch.float32)
+        for rows in second_copy_rows(view, view.ranked, self.chunk):
+            torch.maximum(largest, view.reduce(rows).amax(1), out=largest)
+        return largest
 
 
 @score
@@ -173,7 +177,8 @@ class ContextAttention(Score):
 
     def score(self, view: View) -> Tensor:
         context = view.ranked
-        largest, mean = self.task(view)
+        name = f"context_attention {self.source} {context}"
+        largest, mean = view.once(name, lambda: torch.stack(self.task(view)))
         return self.combine(view, largest if self.agg_task == "max" else mean, context)
 
     def combine(self, view: View, task: Tensor, context: int) -> Tensor:

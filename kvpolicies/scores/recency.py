@@ -76,16 +76,25 @@ class Timestamp(Score):
 
     def begin(self, view: View) -> None:
         stamp = (view.entries.positions - view.prompt_length + 1).int()
-        for first, rows in () if view.pinned else view.prompt_rows():
+        if not view.pinned:
+            name = f"stamp {self.alpha} {view.group_reduce} {view.heads} {view.seen}"
+            stamp = torch.maximum(stamp, view.once(name, lambda: self._newest_active(view)))
+        view.entries.statistics["stamp"] = stamp
+
+    def _newest_active(self, view: View) -> Tensor:
+        """The newest step whose prompt row reached α, -P where none did; int32 (kv_heads, n)."""
+        never = -view.prompt_length
+        newest = torch.full_like(view.entries.positions, never, dtype=torch.int32)
+        for first, rows in view.prompt_rows():
             received = view.reduce(rows)  # (kv_heads, block, last position)
             steps = torch.arange(first, first + rows.shape[1], device=rows.device)
             steps = (steps - view.prompt_length + 1).int()[None, :, None]
             seen = (steps + view.prompt_length).float()
             alpha = self.alpha
             level = multiple_of_uniform(alpha) / seen if isinstance(alpha, str) else alpha
-            newest = torch.where(received >= level, steps, -view.prompt_length).amax(1)
-            stamp[:, : newest.shape[1]] = torch.maximum(stamp[:, : newest.shape[1]], newest)
-        view.entries.statistics["stamp"] = stamp
+            active = torch.where(received >= level, steps, never).amax(1)
+            newest[:, : active.shape[1]] = torch.maximum(newest[:, : active.shape[1]], active)
+        return newest
 
     def update(self, view: View) -> None:
         stamp = view.entries.statistics["stamp"]
