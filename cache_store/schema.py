@@ -5,11 +5,16 @@ token, the one that predicts the first answer token); generated token t = 1…T 
 position P + t - 1.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA_VERSION = 1
 # What no reader can do without; the other columns may be NULL.

@@ -1,15 +1,23 @@
 """The SQL box: reads the runs it was given, for a while, and nothing else."""
 
 import io
+import json
+import signal
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 
 from cache_store import sql as sql_module
+from cache_store import sql_child, sql_process
 from cache_store.errors import StoreError
 from cache_store.sql import run_sql
 from cache_store.writer import DerivedWriter
@@ -88,15 +96,83 @@ def test_a_query_has_a_length_and_parsing_counts_as_time(
     with pytest.raises(StoreError, match=r"at most 20,000 characters, this one 20,001"):
         run_sql(paths, "SELECT 1".ljust(20_001))
     assert len(run_sql(paths, "SELECT 1".ljust(20_000)).frame) == 1
-    parse = sql_module._parse
+    parse = sql_child._parse
 
     def slow(*arguments: Any) -> Any:
         time.sleep(0.3)
         return parse(*arguments)
 
-    monkeypatch.setattr(sql_module, "_parse", slow)
+    monkeypatch.setattr(sql_child, "_parse", slow)
+    query = {"sql": "SELECT 1", "timeout_s": 0.1, "row_limit": 10, "max_bytes": 1000}
+    request = {"databases": [], "default": None, "memory_limit": "64MB", "query": query}
     with pytest.raises(StoreError, match=r"took longer than 0\.1 s"):
-        run_sql(paths, "SELECT 1", timeout_s=0.1)
+        sql_child.answer(request, lambda: None)
+
+
+# One call of a function that asks nobody: DuckDB sees an interrupt between chunks only.
+ENDLESS = "SELECT levenshtein(repeat('a', 900000), repeat('b', 900000))"
+
+
+def test_a_query_that_never_yields_is_ended_and_leaves_the_app_its_memory(
+    paths: dict[str, Path],
+) -> None:
+    run_sql(paths, "SELECT 1")
+    process = psutil.Process()
+    before, started = process.memory_info().rss, time.monotonic()
+    with pytest.raises(StoreError, match=r"took longer than 0\.5 s; ask for less"):
+        run_sql(paths, ENDLESS, timeout_s=0.5)
+    assert time.monotonic() - started < 8
+    assert process.memory_info().rss - before < 20_000_000
+    assert not [child for child in process.children() if "cache_store.sql_child" in _line(child)]
+    assert run_sql(paths, "SELECT 1 AS x").frame["x"].tolist() == [1]
+
+
+def _line(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())
+
+
+def test_a_query_ends_even_when_the_app_is_gone() -> None:
+    """Nobody kills the process here: its own alarm does."""
+    ours, theirs = Pipe()
+    query = {"sql": ENDLESS, "timeout_s": 0.3, "row_limit": 10, "max_bytes": 1000}
+    request = {"databases": [], "default": None, "memory_limit": "64MB", "query": query}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "cache_store.sql_child", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+    )
+    ours.send_bytes(json.dumps(request).encode())
+    assert child.wait(60) == -signal.SIGALRM
+
+
+def test_a_process_that_dies_is_one_sentence(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_sql(paths, "SELECT 1")
+    receive = sql_process._Child._receive
+
+    def killed(self: Any, seconds: float, otherwise: str) -> bytes:
+        self._process.kill()
+        return receive(self, seconds, otherwise)
+
+    monkeypatch.setattr(sql_process._Child, "_receive", killed)
+    with pytest.raises(StoreError, match="ended before it was done"):
+        run_sql(paths, ENDLESS)
+    monkeypatch.undo()
+    assert len(run_sql(paths, "SELECT 1").frame) == 1
+
+
+def test_two_queries_at_once_and_one_process_kept(paths: dict[str, Path]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        sums = pool.map(lambda n: run_sql(paths, f"SELECT {n} + count(*) AS x FROM token"), (1, 2))
+        assert sorted(result.frame["x"][0] for result in sums) == [12, 13]
+    assert len(sql_process._idle) == 1
+
+
+def test_the_process_starts_light() -> None:
+    check = "import sys, cache_store.sql_child; print([m for m in "
+    check += "('pandas', 'torch', 'transformers', 'kvpolicies', 'streamlit') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 @pytest.mark.parametrize(
