@@ -154,8 +154,7 @@ def _add_generation_options(parser: argparse.ArgumentParser) -> None:
 def _add_pass_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("further passes, for policies that need them in replay")
     group.add_argument(
-        "--lookahead",
-        dest="lookaheads",
+        "--lookaheads",
         action="append",
         metavar="POLICY",
         default=[],

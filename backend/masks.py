@@ -80,8 +80,8 @@ def mask_sets(capture: Capture) -> list[MaskSet]:
     """The imported sets of a run, oldest first."""
     listed = capture.derived_list()
     sets = []
-    for row in listed[listed["kind"] == KIND].itertuples():
-        with Derived.open(row.path, capture_id=capture.id) as derived:
+    for path in listed.loc[listed["kind"] == KIND, "path"].tolist():
+        with Derived.open(path, capture_id=capture.id) as derived:
             label = derived.table("label").iloc[0]
             sets.append(
                 MaskSet(
