@@ -22,7 +22,7 @@ from kvpolicies.errors import PolicyError
 from kvpolicies.model_facts import output_norms
 from kvpolicies.passes import feed, look_ahead, read_again
 from kvpolicies.policy import Policy, build
-from kvpolicies.replayer import Result
+from kvpolicies.result import Result
 from kvpolicies.view import Extras
 
 
@@ -76,13 +76,15 @@ def generate(
     seed: int = 0,
     eos_token_id: int | Sequence[int] | None = None,
     forced: Sequence[int] | None = None,
+    choose: Callable[[Tensor], int] | None = None,
     on_token: Callable[[int, int], None] | None = None,
 ) -> Generation:
     """Prefill, prepare, evict, and decode from the prefill's own logits.
 
     input_ids: (1, P) or (P,). `context_length` splits the prompt into context and question; with
     `scope="context"` the context is compressed before the question is read, unless the policy's
-    score looks at what comes after it. `forced` feeds given tokens instead of generating. Tokens
+    score looks at what comes after it. `forced` feeds given tokens instead of generating;
+    `choose` picks each token from its logits (vocabulary,) instead of the sampling options. Tokens
     stop at `eos_token_id` (default: the model's own; the end token is part of the response).
     `on_token(step, token)` is called for each token and may raise to stop.
     """
@@ -93,7 +95,8 @@ def generate(
     runner = _Runner(model, prompt, policy, context_length, wanted, _ends(model, eos_token_id))
     with torch.inference_mode():
         logits = runner.prefill()
-        choose = _sampler(do_sample, temperature, top_p, top_k, seed, model.device)
+        if choose is None:
+            choose = _sampler(do_sample, temperature, top_p, top_k, seed, model.device)
         return runner.decode(logits, choose, forced, on_token)
 
 
