@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from kvpolicies.generation import generate
     from kvpolicies.methods import catalogue
     from kvpolicies.policy import Policy, build, parameters_of
-    from kvpolicies.replayer import Result, replay
+    from kvpolicies.replayer import replay
+    from kvpolicies.result import Result
     from kvpolicies.trace import Trace
 
 _HOMES = {
@@ -28,7 +29,7 @@ _HOMES = {
     "MissingInput": "errors",
     "Policy": "policy",
     "PolicyError": "errors",
-    "Result": "replayer",
+    "Result": "result",
     "Trace": "trace",
     "build": "policy",
     "parameters_of": "policy",

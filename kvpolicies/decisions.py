@@ -56,10 +56,26 @@ class Decision:
 
     def gone(self) -> tuple[Tensor, Tensor]:
         """Heads and positions of the entries that left, each int64 (m,), on the CPU."""
+        heads, columns = self.gone_columns()
+        return heads.cpu(), self.positions[heads, columns].cpu()
+
+    def gone_columns(self) -> tuple[Tensor, Tensor]:
+        """Heads and columns of the entries that left; each int64 (m,)."""
         alive = self.candidates.alive
         gone = ~self.keep if alive is None else alive & ~self.keep
         heads, columns = gone.nonzero(as_tuple=True)
-        return heads.cpu(), self.positions[heads, columns].cpu()
+        return heads, columns
+
+    def ranks_of(self, heads: Tensor, columns: Tensor) -> Tensor:
+        """`ranks` of some entries, int64 (m,); counted instead of sorted where they are few."""
+        if len(heads) > 4 * len(self.keep):
+            return self.ranks[heads, columns]
+        ranked = self.candidates.ranked
+        rows = self.scores.masked_fill(~ranked, -math.inf)[heads]  # (m, n)
+        own = self.scores[heads, columns][:, None]
+        places = torch.arange(rows.shape[1], device=rows.device)
+        better = (rows > own) | ((rows == own) & (places < columns[:, None]))
+        return (better & ranked[heads]).sum(1).add_(1) * ranked[heads, columns]
 
     @property
     def ranks(self) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvpolicies.errors import PolicyError
-from kvpolicies.replayer import Result
+from kvpolicies.result import Result
 
 
 def load_masks(path: str | Path) -> dict[str, np.ndarray]:

@@ -24,6 +24,8 @@ class FutureAttention(Score):
 
     def score(self, view: View) -> Tensor:
         future = view.need("future", HINT)  # (kv_heads, T, P + T)
+        if view.step == 0:
+            return future.double().sum(1).gather(1, view.entries.positions).float()
         remaining = view.entries.memory.get("remaining")
         if remaining is None:
             remaining = future.double().flip(1).cumsum(1).flip(1)
