@@ -164,7 +164,9 @@ def _windows(entries: HeadEntries) -> tuple[np.ndarray, int]:
     held = entries.reason == Code.RECENT
     fixed = np.where(entries.reason == Code.EVICTED, Code.SELECTED, entries.reason)
     fixed = fixed.astype(np.uint8)
-    fixed[fixed == Code.NOTHING] = Code.SELECTED
+    # masks of another tool give no reasons; a policy's decisions leave out what is not ranked
+    unexplained = Code.NEVER_SCORED if entries.reason.any() else Code.SELECTED
+    fixed[fixed == Code.NOTHING] = unexplained
     high = entries.prompt_length + int(entries.decisions[-1])
     if not held[:high][-1:].any():
         return fixed, 0

@@ -66,6 +66,6 @@ def check_span(capture: Capture, marked: Span) -> Span:
 def span_words(capture: Capture, marked: Span, limit: int = 60) -> str:
     """A span in words: its positions and its text, shortened."""
     first, stop = check_span(capture, marked)
-    text = visible("".join(token_pieces(capture)[first:stop]).strip(), limit).replace("␣", " ")
+    text = visible("".join(token_pieces(capture)[first:stop]).strip(" "), limit).replace("␣", " ")
     noun = "position" if stop - first == 1 else "positions"
     return f"{noun} {span(first, stop)} “{text}”"
