@@ -144,6 +144,10 @@ def replayed(capture: Capture, choice: Mapping[str, Any]) -> Replayed:
     spec = {"policy": form}
     path = derived_path(capture.path.parent, "replay", spec)
     if not path.exists():
+        if "masks" in form and not _masks_path(capture.path.parent, form).exists():
+            raise AnalysisError(
+                f"This run has no imported keep-masks {form['masks']!r}; import them first."
+            )
         for kind, recording in _passes(form, capture.info):
             if not derived_path(capture.path.parent, kind, recording).exists():
                 raise _needs_recording(capture, form, kind, recording)
@@ -226,7 +230,8 @@ def _read_replay(path: Path, capture_id: str, query_heads: int) -> Replayed:
     """A derived file never changes, so its path is enough to remember it by."""
     with Derived.open(path, capture_id=capture_id) as derived:
         form = derived.spec["policy"]
-        arrays = {name: derived.array(name) for name in derived.array_names()}
+        name = _masks_label(path.parent.parent, form) if "masks" in form else title(form)
+        arrays = {part: derived.array(part) for part in derived.array_names()}
         facts = _facts(derived)
         packed = arrays.pop("visible", None)
     exempt = arrays.pop("exempt").astype(bool)
@@ -234,7 +239,7 @@ def _read_replay(path: Path, capture_id: str, query_heads: int) -> Replayed:
     response = arrays["mass_kept"].shape[2]
     return Replayed(
         choice=form,
-        title=title(form),
+        title=name,
         colour=policy_colour(form),
         prompt_length=length - response,
         response_length=response,
@@ -259,6 +264,19 @@ def _read_run(path: Path, capture_id: str) -> PolicyRun:
             facts=_facts(derived),
             evicted_at=derived.array("evicted_at"),
         )
+
+
+def _masks_path(folder: Path, form: Mapping[str, Any]) -> Path:
+    return derived_path(folder, "keep_masks", {"source": form["masks"]})
+
+
+def _masks_label(folder: Path, form: Mapping[str, Any]) -> str:
+    """The name of the file that keep-masks came in, while they are there."""
+    path = _masks_path(folder, form)
+    if not path.exists():
+        return title(form)
+    with Derived.open(path) as derived:
+        return str(derived.table("label")["text"].iloc[0])
 
 
 def _facts(derived: Derived) -> dict[str, float]:
