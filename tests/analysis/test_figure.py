@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.colours import REASONS
 from analysis.figure import Axis, ColourScale, Figure, Marker, Series
 
 SCALE = ColourScale("weight", (0.0, 1.0))
@@ -20,6 +21,21 @@ def heatmap(**changes: Any) -> Figure:
         "y": Axis("query"),
         "arrays": {"z": np.array([[0.5, np.nan], [0.25, 0.75]], np.float32)},
         "colour": SCALE,
+    }
+    return Figure(**(parts | changes))
+
+
+def raster(**changes: Any) -> Figure:
+    parts: dict[str, Any] = {
+        "mark": "raster",
+        "title": "t",
+        "x": Axis("position", edges=np.array([4, 6, 7])),
+        "y": Axis("step"),
+        "arrays": {
+            "codes": np.array([[1, 2], [2, 0]], np.uint8),
+            "share": np.array([[0.5, 1.0], [1.0, 0.0]], np.float32),
+        },
+        "categories": (REASONS["sink"], REASONS["evicted"]),
     }
     return Figure(**(parts | changes))
 
@@ -49,6 +65,9 @@ def lines(**changes: Any) -> Figure:
         (heatmap, {"x": Axis("key", np.arange(3))}, "3 x values for 2"),
         (heatmap, {"y": Axis("query", edges=np.arange(2))}, "3 are needed"),
         (heatmap, {"arrays": {"z": np.zeros((2, 2)), "w": np.zeros(2)}}, "no array 'w'"),
+        (heatmap, {"colour": ColourScale("w", (-1.0, 2.0), "PuOr")}, "centred on zero"),
+        (raster, {"arrays": {"codes": np.full((1, 2), 3, np.uint8)}}, "code 3 for 2 categories"),
+        (raster, {"arrays": {"codes": np.ones((1, 2), np.int32)}}, "codes are uint8, not int32"),
         (lines, {"series": (Series("a"),)}, "1 series names for 2 series"),
         (lines, {"arrays": {"y": np.zeros((2, 3)), "low": np.zeros((2, 4))}}, "does not fit"),
     ],
@@ -75,6 +94,23 @@ def test_heatmap_table_has_one_row_per_cell_that_exists() -> None:
         [11, 4, 5, 0.25],
         [11, 6, 6, 0.75],
     ]
+
+
+def test_raster_table_names_the_category_of_every_cell_that_exists() -> None:
+    table = raster().table()
+    assert table.to_dict("list") == {
+        "step": [0, 0, 1],
+        "position, first": [4, 6, 4],
+        "position, last": [5, 6, 5],
+        "category": ["sink", "evicted", "evicted"],
+        "share": [0.5, 1.0, 1.0],
+    }
+
+
+def test_a_centred_scale_reaches_as_far_below_zero_as_above() -> None:
+    assert ColourScale.centred("d", -3).range == (-3.0, 3.0)
+    low, high = ColourScale.centred("d", 0).range
+    assert low == -high < 0
 
 
 def test_lines_table_has_one_row_per_point() -> None:

@@ -31,5 +31,5 @@ def test_stored_rows_are_shown_without_torch(tmp_path: Path) -> None:
 
 
 def test_the_data_modules_do_not_load_plotly() -> None:
-    code = "import sys, analysis.attention; assert 'plotly' not in sys.modules"
+    code = "import sys, analysis.attention, analysis.eviction; assert 'plotly' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

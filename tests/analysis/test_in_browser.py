@@ -11,6 +11,7 @@ import plotly
 import pytest
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
+from analysis.colours import Category
 from analysis.figure import Axis, ColourScale, Figure
 from analysis.plotly_renderer import to_plotly
 
@@ -83,3 +84,30 @@ def test_hover_names_the_pooled_positions(page: Page) -> None:
     draw(page, figure)
     lines = hover(page, 4.5 / 20, 13.5 / 20)
     expect(lines).to_have_text(["query 113 ± 4", "key 104 ± 4", "weight 0.2"])
+
+
+@pytest.mark.browser
+def test_a_raster_says_what_a_cell_is_and_lists_what_occurs(page: Page) -> None:
+    kinds = (
+        Category("a", "kept", "#009E73", "K"),
+        Category("b", TOKENS[1], "#D55E00", "×", "/"),
+        Category("c", "absent", "#808080", "·", "."),
+    )
+    codes = np.zeros((30, 60), np.uint8)
+    codes[:, :30], codes[15:, 30:] = 1, 2
+    figure = Figure(
+        "raster",
+        "t",
+        Axis("position", edges=np.append(np.arange(0, 180, 3), 179)),
+        Axis("step", reversed=True),
+        {"codes": codes},
+        categories=kinds,
+    )
+    draw(page, figure)
+    expect(page.locator(".legendtext")).to_have_text(["K kept", f"× {TOKENS[1]}"])
+    expect(hover(page, 10.5 / 59.67, 5.5 / 30)).to_have_text(
+        ["step 5", "position 31 ± 1", "K kept"]
+    )
+    expect(hover(page, 40.5 / 59.67, 20.5 / 30)).to_have_text(
+        ["step 20", "position 121 ± 1", f"× {TOKENS[1]}"]
+    )

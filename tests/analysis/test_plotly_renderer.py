@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.colours import Category
 from analysis.figure import Axis, ColourScale, Figure, Marker, Series
 from analysis.plotly_marks import escaped
 from analysis.plotly_renderer import to_plotly
+from analysis.pooling import pool_codes
 
 HOSTILE = ("<b>bold</b>", "<script>alert(1)</script>", "$x^2$", "%{z}", "&amp;", "⏎", "␣the")
-MARKS = ("heatmap", "lines", "bars", "stacked_bars", "scatter")
+MARKS = ("heatmap", "raster", "lines", "bars", "stacked_bars", "scatter")
 
 
 def figure(mark: str, **changes: Any) -> Figure:
@@ -23,6 +25,13 @@ def figure(mark: str, **changes: Any) -> Figure:
     if mark == "heatmap":
         z = np.tril(np.full((4, 4), 0.5, np.float32)) + np.triu(np.full((4, 4), np.nan), 1)
         parts |= {"arrays": {"z": z}, "colour": ColourScale(HOSTILE[0], (0.0, 1.0))}
+    elif mark == "raster":
+        codes = np.array([[1, 2, 0], [2, 2, 1]], np.uint8)
+        kinds = (
+            Category("a", HOSTILE[0], "#0072B2", "A"),
+            Category("b", HOSTILE[1], "#D55E00", "×", "/"),
+        )
+        parts |= {"arrays": {"codes": codes}, "categories": kinds}
     elif mark == "scatter":
         points = {"x": np.arange(7.0), "y": np.arange(7.0), "series": np.arange(7) % 2}
         parts |= {"arrays": points, "series": names, "point_text": HOSTILE}
@@ -109,6 +118,58 @@ def test_clickable_cells_carry_points_where_a_cell_exists() -> None:
     assert [trace["type"] for trace in traces] == ["heatmap", "scatter"]
     places = set(zip(array(traces[1]["x"]), array(traces[1]["y"]), strict=True))
     assert places == {(x, y) for y in range(4) for x in range(y + 1)}
+
+
+def palette_of(trace: dict[str, Any]) -> list[str]:
+    """The colour of each number of a raster's picture."""
+    return [colour for _, colour in trace["colorscale"][::2]]
+
+
+def test_a_raster_is_drawn_in_uint8_with_a_letter_in_every_large_cell() -> None:
+    picture, answers, *legend = sent(to_plotly(figure("raster")))["data"]
+    assert picture["z"]["dtype"] == answers["z"]["dtype"] == "u1"
+    z, palette = array(picture["z"]), palette_of(picture)
+    assert (picture["zmin"], picture["zmax"]) == (-0.5, len(palette) - 0.5)
+    drawn = [[palette[value] for value in row] for row in z]
+    blue, orange = "rgba(0,114,178,0.5)", "rgba(213,94,0,0.5)"
+    assert drawn == [[blue, orange, "rgba(0,0,0,0)"], [orange, orange, blue]]
+    assert answers["text"] == [["A", "×", ""], ["×", "×", "A"]]
+    assert answers["hovertext"][0] == [
+        f"A {escaped(HOSTILE[0])}",
+        f"× {escaped(HOSTILE[1])}",
+        "not there yet",
+    ]
+    assert [entry["name"][0] for entry in legend] == ["A", "×"]
+    assert [entry["marker"]["pattern"]["shape"] for entry in legend] == ["", "/"]
+
+
+def test_small_cells_are_hatched_and_paler_where_they_share_a_cell() -> None:
+    codes = np.full((60, 100), 2, np.uint8)
+    codes[:, 50:] = 1
+    share = np.where(np.arange(60)[:, None] < 30, 1.0, 0.2) * np.ones(codes.shape)
+    drawn = figure("raster", arrays={"codes": codes, "share": share.astype(np.float32)})
+    picture = sent(to_plotly(drawn))["data"][0]
+    z, palette = array(picture["z"]), palette_of(picture)
+    half = z.shape[1] // 2
+    upper, lower = slice(0, z.shape[0] // 2), slice(z.shape[0] // 2, None)
+
+    def alphas(part: np.ndarray) -> list[float]:
+        return sorted({float(palette[value].strip("rgba()").split(",")[3]) for value in part.flat})
+
+    full, hatched, pale = z[upper, half:], z[upper, :half], z[lower, half:]
+    assert len(alphas(full)) == 1 and len(alphas(hatched)) == 2
+    assert max(alphas(pale)) < alphas(full)[0] == 1
+    assert z.shape[0] % 60 == 0 and z.shape[1] % 100 == 0
+    dx = picture["dx"]
+    assert picture["x0"] - dx / 2 == pytest.approx(-0.5)
+    assert dx * z.shape[1] == pytest.approx(100)
+
+
+def test_a_raster_of_4224_positions_and_129_steps_is_sent_in_less_than_1_mb() -> None:
+    codes = np.random.default_rng(0).integers(0, 3, (129, 4224), dtype=np.uint8)
+    pooled = pool_codes(codes, 240, 320)
+    drawn = figure("raster", arrays={"codes": pooled.codes, "share": pooled.share})
+    assert len(to_plotly(drawn).to_json()) < 1_000_000
 
 
 def test_bands_lie_under_their_line_and_markers_become_shapes() -> None:
