@@ -78,6 +78,7 @@ def _reference(
         **choice.get("options", {}),
     }
     own = method.schedule if method else "after_prefill"
+    own = (preset.schedule if preset else None) or own
     schedule, fixed = _schedule(choice.get("schedule") or own, score, given)
     options = {name: given[name] for name in BUDGET_OPTIONS if given.get(name) is not None} | fixed
     if schedule != "per_partition" and not {"budget", "compression_ratio"} & options.keys():

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvpolicies.errors import PolicyError
-from kvpolicies.methods import METHODS, Method, catalogue
+from kvpolicies.methods import METHODS, Method, Preset, catalogue
 from kvpolicies.parameters import PARAMETERS
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ def canonical(choice: Choice) -> dict[str, Any]:
         parts = {"allocate": "uniform", "schedule": "after_prefill", **parts}
         parts["score"] = _name(given, "score")
     else:
-        options = {**_preset(method, given.get("preset")), **options}
+        preset = _preset(method, given.get("preset"))
+        options, parts = {**preset.options, **options}, {**preset.parts, **parts}
         own: dict[str, str] = {"allocate": method.allocate, "schedule": method.schedule}
         parts = {name: part for name, part in parts.items() if part != own[name]}
         parts["key"] = method.key
@@ -251,12 +252,12 @@ def _name_interval(method: Method | None, options: dict[str, Any]) -> None:
         options.setdefault("interval", window)
 
 
-def _preset(method: Method, preset: Any) -> Mapping[str, Any]:
+def _preset(method: Method, preset: Any) -> Preset:
     if preset is not None and preset not in PRESETS:
         raise PolicyError(
             f"preset must be {', '.join(PRESETS[:2])} or {PRESETS[2]}, not {preset!r}"
         )
-    return method.presets[preset].options if preset in method.presets else {}
+    return method.presets[preset] if preset in method.presets else Preset({}, "")
 
 
 def _default(name: str, method: Method | None, parts: Mapping[str, Any]) -> Any:

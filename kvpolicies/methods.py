@@ -16,10 +16,18 @@ KVCOMPOSE = "KVCompose"
 
 @dataclass(frozen=True)
 class Preset:
-    """Another reading of a method: the options it changes, and what differs in one sentence."""
+    """Another reading of a method: what it changes, and what differs in one sentence."""
 
     options: Mapping[str, Any]
     difference: str
+    allocate: str | None = None  # None: as the method has it
+    schedule: str | None = None
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The allocation and the schedule, where they differ from the method's."""
+        given = {"allocate": self.allocate, "schedule": self.schedule}
+        return {name: part for name, part in given.items() if part is not None}
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ KVPRESS_WINDOW = Preset(
     {"window": 64, "kernel": 5, "pool": "mean"},
     "kvpress looks through 64 queries and pools by the average of 5 instead of the maximum of 7.",
 )
+ONCE = "kvpress evicts once, at the end of the prompt, and its cache grows afterwards"
 
 METHODS = (
     Method(
@@ -90,7 +99,8 @@ METHODS = (
             "paper": Preset(
                 {"positions": "cache"},
                 "The paper numbers positions inside the cache; by default they stay absolute.",
-            )
+            ),
+            "kvpress": Preset({}, f"{ONCE}.", schedule="after_prefill"),
         },
     ),
     Method(
@@ -103,6 +113,14 @@ METHODS = (
         "every_step",
         tables=(LAGKV, LAQ, LAZY),
         formulas={"recent": "B // 2"},
+        presets={
+            "kvpress": Preset(
+                {"average": True},
+                f"{ONCE} (ObservedAttention); it averages the attention over the queries that "
+                "could see an entry and keeps no recent window.",
+                schedule="after_prefill",
+            )
+        },
     ),
     Method(
         "tova",
@@ -113,6 +131,13 @@ METHODS = (
         "uniform",
         "every_step",
         tables=(LAZY, KVCOMPOSE),
+        presets={
+            "kvpress": Preset(
+                {"recent": 1},
+                f"{ONCE}; the last token of the prompt is always kept.",
+                schedule="after_prefill",
+            )
+        },
     ),
     Method(
         "snapkv",
@@ -124,7 +149,14 @@ METHODS = (
         "after_prefill",
         {"window": 32, "kernel": 7, "pool": "max"},
         tables=(LAQ, KVCOMPOSE),
-        presets={"kvpress": KVPRESS_WINDOW},
+        presets={
+            "released": Preset(
+                {"kernel": 5, "pool": "mean", "granularity": "query_head"},
+                "The authors' code repeats the keys for each query head, so that each keeps its "
+                "own entries, and unless told otherwise it pools by the average of 5.",
+            ),
+            "kvpress": KVPRESS_WINDOW,
+        },
     ),
     Method(
         "pyramidkv",
@@ -137,7 +169,18 @@ METHODS = (
         "after_prefill",
         {"window": 8, "kernel": 7, "pool": "max", "beta": 20},
         tables=(LAQ, KVCOMPOSE),
-        presets={"kvpress": KVPRESS_WINDOW},
+        presets={
+            "released": Preset(
+                {"granularity": "query_head"},
+                "The authors' code repeats the keys for each query head, so that each keeps its "
+                "own entries.",
+            ),
+            "kvpress": Preset(
+                KVPRESS_WINDOW.options,
+                "kvpress looks through 64 queries and pools by the average of 5 instead of the "
+                "maximum of 7; that it also counts the window into the pyramid is not followed.",
+            ),
+        },
     ),
     Method(
         "ada_snapkv",
@@ -216,7 +259,13 @@ METHODS = (
         {"sink": 16, "lag": 128, "keep_ratio": 0.25},
         tables=(LAGKV,),
         budget="optional",
-        presets={"kvpress": Preset({"sink": 4}, "kvpress protects 4 sinks instead of 16.")},
+        presets={
+            "kvpress": Preset(
+                {"sink": 4, "once": True},
+                "kvpress protects 4 sinks instead of 16 and compresses once, at the end of the "
+                "prompt; its cache grows afterwards.",
+            )
+        },
     ),
     Method(
         "localkv",
@@ -434,7 +483,12 @@ METHODS = (
             "released": Preset(
                 {"group_reduce": "max"},
                 "The authors' code takes the largest attention of a group; here it is the mean.",
-            )
+            ),
+            "kvpress": Preset(
+                {"chunk": 2048, "group_reduce": "max"},
+                "kvpress repeats 2,048 tokens at once and takes the largest attention of a group; "
+                "its instruction to repeat them is not part of the second reading here.",
+            ),
         },
     ),
     Method(

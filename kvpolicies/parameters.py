@@ -135,6 +135,16 @@ PARAMETERS: dict[str, Parameter] = {
             "interval", "W", "steps between two evictions where `window` is taken", "int", low=1
         ),
         Parameter("kernel", "", "width of the pooling along positions", "int", 7, low=1),
+        Parameter(
+            "average",
+            "",
+            "divide the attention received by the number of queries that could see the entry",
+            "bool",
+            False,
+        ),
+        Parameter(
+            "once", "", "compress the prompt's partitions only, not the response's", "bool", False
+        ),
         Parameter("pool", "", "pooling along positions", "choice", "max", choices=("max", "mean")),
         Parameter(
             "alpha",

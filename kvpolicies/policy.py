@@ -9,7 +9,7 @@ from typing import Any
 
 from kvpolicies.allocations import ALLOCATIONS, Allocation, PerHead
 from kvpolicies.errors import PolicyError
-from kvpolicies.methods import Method, catalogue
+from kvpolicies.methods import Method, Preset, catalogue
 from kvpolicies.parameters import PARAMETERS, Parameter
 from kvpolicies.rules import refuse_illegal
 from kvpolicies.schedules import SCHEDULES, Every, Schedule, Sliding
@@ -122,9 +122,11 @@ def build(
         catalogue()  # a reader's own scores are known once the catalogue was read
     defaults: dict[str, Any] = {}
     if method is not None:
-        score, allocate = score or method.score, allocate or method.allocate
-        schedule = schedule or method.schedule
-        defaults = {**method.defaults, **_preset(method, preset)}
+        changed = _preset(method, preset)
+        score = score or method.score
+        allocate = allocate or changed.allocate or method.allocate
+        schedule = schedule or changed.schedule or method.schedule
+        defaults = {**method.defaults, **changed.options}
     elif preset is not None:
         raise PolicyError(f"preset={preset!r} belongs to a method of the catalogue; name its key")
     if score is None:
@@ -217,13 +219,11 @@ def _method(key: str | None) -> Method | None:
     return methods[key]
 
 
-def _preset(method: Method, preset: str | None) -> Mapping[str, Any]:
-    if preset is None:
-        return {}
+def _preset(method: Method, preset: str | None) -> Preset:
     if preset in method.presets:
-        return method.presets[preset].options
-    if preset in ("paper", "released", "kvpress"):
-        return {}  # nothing differs there
+        return method.presets[preset]
+    if preset in (None, "paper", "released", "kvpress"):
+        return Preset({}, "")  # nothing differs there
     raise PolicyError(f"preset must be paper, released or kvpress, not {preset!r}")
 
 

@@ -84,9 +84,10 @@ class PerPartition(Schedule):
 
     lag: int = 128
     keep_ratio: float | None = None
+    once: bool = False
 
     def due(self, first: int, last: int) -> bool:
-        return True  # whether a partition became complete is asked of the run
+        return not self.once  # whether a partition became complete is asked of the run
 
     def partitions(self, seen: int, sink: int) -> int:
         """How many complete partitions there are."""

@@ -63,6 +63,8 @@ class CumulativeAttention(Score):
     needs = ("queries",)
     uses_attention = True
 
+    average: bool = False
+
     def begin(self, view: View) -> None:
         view.entries.statistics["cumulative"] = view.reduced_prompt_sum()
 
@@ -70,7 +72,8 @@ class CumulativeAttention(Score):
         view.entries.statistics["cumulative"] += view.received()
 
     def score(self, view: View) -> Tensor:
-        return view.entries.statistics["cumulative"]
+        received = view.entries.statistics["cumulative"]
+        return received / (view.seen - view.entries.positions) if self.average else received
 
 
 @score

@@ -11,6 +11,7 @@ import torch
 
 from kvpolicies import MissingInput, PolicyError, Trace, build, catalogue, replay
 from kvpolicies.allocations import Pyramid, apportion, slot_counts
+from kvpolicies.choice import policy_of
 from kvpolicies.decisions import Reason
 from kvpolicies.parameters import PARAMETERS
 from kvpolicies.schedules import sage_partition
@@ -256,6 +257,66 @@ def test_presets_and_parameters_are_stated():
     assert build("knorm", budget=4, preset="kvpress").skip_layers == 0
     assert build("lazyeviction", budget=4, preset="paper").score.form == "printed"
     assert build("snapkv", budget=4, preset="kvpress", window=5).options["window"] == 5
+
+
+def _presets():
+    return [(key, name) for key, method in catalogue().items() for name in method.presets]
+
+
+@pytest.mark.parametrize(("key", "name"), _presets())
+def test_every_preset_changes_something_that_can_be_built(key, name):
+    budget = {"budget": 40} if catalogue()[key].budget == "required" else {}
+    plain, preset = build(key, **budget), build(key, preset=name, **budget)
+    stated = catalogue()[key].presets[name]
+    for option, value in stated.options.items():
+        assert preset.options[option] == value
+    default = (key, name) == ("lazyeviction", "released")
+    assert (plain != preset) != default
+    if stated.schedule:
+        assert preset.schedule.name == stated.schedule != plain.schedule.name
+        assert (
+            build(key, preset=name, schedule="every_step", **budget).schedule.name == "every_step"
+        )
+    assert policy_of({"key": key, "preset": name, "options": budget}).options == preset.options
+    assert policy_of({"key": key, "preset": name, "options": budget}).schedule == preset.schedule
+
+
+@pytest.mark.parametrize("key", ["streaming_llm", "h2o", "tova"])
+def test_kvpress_evicts_once_and_then_grows(key):
+    trace = make_trace(layers=1)
+    prompt, steps = trace.prompt_length, trace.response_length
+    counts = replay(build(key, budget=9, preset="kvpress"), trace)
+    for step in range(steps + 1):
+        assert counts.counts(step)[0].tolist() == [9 + step] * trace.kv_heads
+    if key == "tova":
+        assert bool(counts.kept_after(0)[0, :, prompt - 1].all())
+
+
+def test_kvpress_averages_over_the_queries_that_could_see_an_entry():
+    trace = make_trace(layers=1)
+    prompt, group = trace.prompt_length, trace.group
+    result = replay(build("h2o", budget=9, preset="kvpress"), trace)
+    for head in range(trace.kv_heads):
+        averages = torch.zeros(prompt)
+        for position in range(prompt):
+            for query in range(position, prompt):
+                for member in range(head * group, (head + 1) * group):
+                    row = trace.keys[0][head, : query + 1] @ trace.queries[0][member, query]
+                    weights = (row * trace.scaling_of(0)).softmax(0)
+                    averages[position] += float(weights[position]) / group / (prompt - position)
+        torch.testing.assert_close(result.scores[0, head, :prompt], averages, atol=1e-5, rtol=1e-4)
+
+
+def test_kvpress_compresses_partitions_of_the_prompt_only():
+    trace = make_trace(layers=1, prompt=24, response=20)
+    options = {"lag": 4, "keep_ratio": 0.5}
+    once = replay(build("lagkv", preset="kvpress", **options), trace)
+    ever = replay(build("lagkv", sink=4, **options), trace)
+    # 4 sinks, then 5 partitions of 4, of which the first 4 keep 2 each
+    assert once.counts(0)[0].tolist() == [4 + 4 * 2 + 4] * trace.kv_heads
+    assert torch.equal(once.kept_after(0), ever.kept_after(0))
+    assert once.counts(20)[0].tolist() == [16 + 20] * trace.kv_heads
+    assert bool((ever.counts(20)[0] < 16 + 20).all())
 
 
 def test_the_catalogue_loads_without_torch():
