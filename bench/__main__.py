@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from bench.measure import Result, paired, probe
+from bench.policies import policy_compression, policy_decoding, policy_replay
 from bench.probes import MODELS
 
 MEGABYTE = 1e6
@@ -33,7 +35,7 @@ def capture_speed(rounds: int) -> Iterator[Result]:
 
 def prompt_speed(rounds: int) -> Iterator[Result]:
     for model, name in MODELS.items():
-        run = {"model": model, "tokens": 4096, "new_tokens": 1}
+        run: dict[str, Any] = {"model": model, "tokens": 4096, "new_tokens": 1}
         theirs, ours, ratio = paired("eager", "captured", rounds, **run)
         yield Result(
             f"Capture of a 4,096-token prompt ({name})",
@@ -90,7 +92,16 @@ def imports(rounds: int) -> Iterator[Result]:
     )
 
 
-BENCHMARKS = (capture_speed, prompt_speed, long_prompt, pages, imports)
+BENCHMARKS = (
+    capture_speed,
+    prompt_speed,
+    long_prompt,
+    pages,
+    imports,
+    policy_replay,
+    policy_compression,
+    policy_decoding,
+)
 
 
 def main() -> int:

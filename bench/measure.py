@@ -20,20 +20,20 @@ class Result:
     holds: bool
 
 
-def probe(name: str, **options: Any) -> dict[str, float]:
-    """Run `bench.probes.<name>(**options)` in a fresh process; returns its numbers.
+def probe(name: str, *, module: str = "bench.probes", **options: Any) -> dict[str, Any]:
+    """Run `<module>.<name>(**options)` in a fresh process; returns its numbers.
 
     A fresh process is what makes its peak memory its own. Raises RuntimeError with the end of the
     process's error output when it fails.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "bench.probes", name, json.dumps(options)],
+        [sys.executable, "-m", module, name, json.dumps(options)],
         capture_output=True,
         text=True,
     )
     if done.returncode:
         raise RuntimeError(f"probe {name} failed:\n{done.stderr[-2000:]}")
-    numbers: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    numbers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return numbers
 
 

@@ -83,9 +83,11 @@ def prompt_of(tokens: int, model_id: str) -> str:
 
     tokenizer = load_tokenizer(model_id)
     rng = random.Random(0)
+    text = ""
     ids: list[int] = []
-    while len(ids) < tokens:
-        ids += tokenizer(filler_sentence(rng) + " ")["input_ids"]
+    while len(ids) < tokens:  # as a whole: sentences encoded one by one give more tokens
+        text += " ".join(filler_sentence(rng) for _ in range(tokens // 10 + 1)) + " "
+        ids = tokenizer(text)["input_ids"]
     return str(tokenizer.decode(ids[:tokens]))
 
 

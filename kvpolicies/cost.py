@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvpolicies.attention import BLOCK_CELLS, attention_rows
-from kvpolicies.replayer import Result
+from kvpolicies.result import Result
 from kvpolicies.trace import Trace
 from kvpolicies.view import scaled_logits
 
