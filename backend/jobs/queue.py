@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.jobs.board import STOPPED, Board
-from backend.jobs.registry import KINDS, MODEL_PASSES
+from backend.jobs.registry import ANALYSES, KINDS, MODEL_PASSES
 from backend.jobs.states import UNFINISHED, JobError, JobSpec, JobState, one_line
 from backend.spec import CaptureSpec
 from cache_store.files import is_run_id, new_run_id, sweep_partials
@@ -39,7 +39,7 @@ def capture_job(spec: CaptureSpec, *, run_id: str | None = None) -> JobSpec:
 def derive_job(run_id: str, kind: str, spec: dict[str, Any], title: str = "") -> JobSpec:
     """A derived file of a run; asking twice for the same one is the same job."""
     params = {"run_id": run_id, "kind": kind, "spec": spec}
-    job = "model_pass" if kind in MODEL_PASSES else "derive"
+    job = "model_pass" if kind in MODEL_PASSES else "analysis" if kind in ANALYSES else "derive"
     return JobSpec(job, params, title or kind.replace("_", " "), run_id)
 
 

@@ -44,7 +44,10 @@ KINDS: dict[str, Kind] = {
     "capture": Kind("backend.jobs.registry:run_capture", "run"),
     "derive": Kind("backend.jobs.registry:run_derive", "short"),
     "model_pass": Kind("backend.jobs.registry:run_model_pass", "run"),
+    "analysis": Kind("analysis.heavy:run", "short"),
 }
+# Derived files that analysis computes by itself; only the worker imports it.
+ANALYSES = ("context_attention", "projection")
 # Derived files that take the model again, and so wait for the worker that holds it.
 MODEL_PASSES = ("lookahead", "second_reading", "model_facts", "policy_run")
 

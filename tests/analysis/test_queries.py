@@ -206,3 +206,14 @@ def test_a_slow_projection_is_a_job_and_then_read(
         )
         at_once = stored_projection(capture, {**spec, "method": "pca"})
         assert at_once.method == "pca" and at_once.explained is not None
+
+
+def test_every_heavy_kind_is_queued_as_an_analysis() -> None:
+    from analysis.heavy import kinds
+    from backend.jobs.queue import derive_job
+    from backend.jobs.registry import ANALYSES, KINDS
+
+    assert set(kinds()) == set(ANALYSES)
+    for kind in ANALYSES:
+        queued = KINDS[derive_job("x", kind, {}).kind]
+        assert (queued.path, queued.lane) == ("analysis.heavy:run", "short")
