@@ -35,7 +35,7 @@ def figure_card(
     with st.container(border=True, gap="xsmall", key=f"card-{key}"):
         st.markdown(f"**{plain(figure.title)}**")
         drawn = to_plotly(figure, theme=theme(), height=height)
-        drawn.update_layout(font_family=_FONT)
+        drawn.layout.font.family = _FONT
         st.plotly_chart(
             drawn,
             theme=None,
