@@ -37,7 +37,7 @@ def show(look: Look) -> dict[str, str | Note]:
         card.figure_card(survival, key="survival", link_values=look.link(), height=view.HEIGHT)
         with st.container(gap="small"):
             over_budget = eviction_sweep.show(look, span)
-    with st.grid(4, min_column_width=230):
+    with st.grid(4, min_column_width=205):
         for index, replayed in enumerate(look.ready):
             group = replayed.evicted_at.shape[1] // look.info.kv_heads
             grid = eviction_looks.evidence_grid(
@@ -123,8 +123,8 @@ def _mark(look: Look) -> tuple[int, int] | None:
         st.warning(plain(sentence))
     if now is None:
         st.markdown(
-            "Mark what the answer rests on, such as the needle: type a part of the prompt, or "
-            "give its positions."
+            "Mark what the answer rests on, such as the needle: type a part of the prompt, give "
+            "its positions, or drag over it on the text."
         )
     return now
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from analysis.responses import ResponseDiff
 
 HEIGHT = 320
+RUN_WORDS = (
+    "The model answers the prompt again with this policy deciding what stays in its cache, with "
+    "the settings and seed of the run; the full cache is timed beside it."
+)
 _STYLE = """<style>
 .kv-diff {white-space: pre-wrap; line-height: 1.55; max-height: 16rem; overflow-y: auto;}
 .kv-diff del {color: #B23A00; background: rgba(213,94,0,.14); text-decoration: line-through;}
@@ -59,7 +63,9 @@ def _run(look: Look, index: int, choice: dict[str, object]) -> PolicyRun | None:
     except NeedsJob as need:
         words = {"policy_run": f"Run of {name}"}.get(need.kind, need.kind.replace("_", " "))
         spec = derive_job(look.run_id, need.kind, need.spec, words)
-        policy_replays.waiting(Pending(name, spec, need), key=f"live-{index}", verb="Run it")
+        words = RUN_WORDS if need.kind == "policy_run" else ""
+        pending = Pending(name, spec, need, words)
+        policy_replays.waiting(pending, key=f"live-{index}", verb="Run it")
     except KVScopeError as error:
         policy_replays.waiting(Pending(name, None, None, str(error)), key=f"live-{index}")
     return None

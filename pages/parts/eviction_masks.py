@@ -39,7 +39,7 @@ def show(look: Look) -> dict[str, str | Note]:
 def _grids(look: Look) -> dict[str, str | Note]:
     """How much each head holds after the step, one small grid per policy."""
     notes: dict[str, str | Note] = {}
-    with st.grid(4, min_column_width=230):
+    with st.grid(4, min_column_width=205):
         for index, replayed in enumerate(look.ready):
             figure = eviction_looks.kept_grid(
                 look.run_id,

@@ -83,12 +83,12 @@ class Look:
             "step": self.step,
             "at": None if self.positions == whole else (first, stop - 1),
             "panel": self.panel,
-            **{key: st.session_state.get(key) for key in KEPT if st.session_state.get(key)},
+            **{key: st.session_state.get(key) or st.query_params.get(key) for key in OF_PANELS},
             **more,
         }
 
 
-KEPT = ("one", "other", "focus", "texts", "find", "span", "measure")  # of the panels
+OF_PANELS = ("one", "other", "focus", "texts", "page", "find", "span", "over", "regret")
 
 
 def controls(run_id: str, info: CaptureInfo) -> Look:

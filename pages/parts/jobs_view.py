@@ -14,7 +14,12 @@ _BUSY_S = 1.0
 _IDLE_S = 4.0
 _SHOWN = 8
 _TAIL = 300  # characters of a growing answer: its end is what is new
-_UNITS = {"prefill": "layer", "decode": "token"}
+_UNITS = {
+    "prefill": "layer",
+    "decode": "token",
+    "lookahead": "layer",
+    "second reading": "layer",
+}
 _DIALOG = "dialog_open"
 _WHOLE = "whole_app_runs"
 

@@ -26,7 +26,7 @@ OWN = {"build": "Build a policy", "masks": "Keep-masks from another tool"}
 def row(info: CaptureInfo, chosen: list[Choice], budget: Budget, seen: list[Seen]) -> None:
     """One card per policy, and the button for one more."""
     _colours(chosen)
-    with st.grid(4, min_column_width=230, gap="small", key="policies"):
+    with st.grid(4, min_column_width=205, gap="small", key="policies"):
         for index, (choice, replayed) in enumerate(zip(chosen, seen, strict=True)):
             _slot(index, choice, len(chosen), info, budget, replayed)
         if len(chosen) < len(policy_slots.KEYS):
@@ -37,7 +37,7 @@ def row(info: CaptureInfo, chosen: list[Choice], budget: Budget, seen: list[Seen
                 key="add-policy",
                 on_click=policy_slots.add,
             )
-    policy_masks.dialog_if_asked(info)
+    policy_masks.dialog_if_asked(info.id)
 
 
 def _slot(
@@ -123,7 +123,10 @@ def _picked(index: int, choice: Choice, key: str) -> None:
 
 def _kept(choice: Choice, info: CaptureInfo, budget: Budget, replayed: Seen) -> str:
     """What was asked for and what is really kept, and the options that are not the defaults."""
-    own = short_name(title(choice)).partition(", ")[2]
+    if "masks" in choice:
+        own = policy_masks.label(info.id, str(choice["masks"]))
+    else:
+        own = short_name(title(choice)).partition(", ")[2]
     asked = _asked(choice, info, budget)
     if isinstance(replayed, Pending):
         return " · ".join(part for part in (f"{asked} asked" if asked else "", own) if part)

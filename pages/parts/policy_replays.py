@@ -111,7 +111,7 @@ def _progress(pending: Pending, key: str, verb: str) -> None:
         _under_way(state, key)
         return
     if state is None or state.status == "cancelled":
-        st.caption(plain(need))
+        st.caption(plain(pending.error or need))
     else:
         st.caption(plain(state.error or "The last attempt failed without saying why."))
     label = (

@@ -134,7 +134,7 @@ const EVICTION = {
   },
   legend(self) {
     const gone = element("span", "swatch gone", self.data.chooses ? "not attended" : "evicted")
-    const parts = [element("span", "quiet", "kept by"), ...[0.1, 0.5, 1].map(share => swatch(`${100 * share} %`, keptShade(share))), gone]
+    const parts = [element("span", "quiet", self.data.chooses ? "attended by" : "kept by"), ...[0.1, 0.5, 1].map(share => swatch(`${100 * share} %`, keptShade(share))), gone]
     if (self.data.evidence.length) parts.push(element("span", "swatch evidence", "evidence"))
     return parts
   },
