@@ -19,7 +19,7 @@ FINE_ROWS, FINE_COLUMNS = 260, 330
 LETTER_ROWS, LETTER_COLUMNS = 22, 40  # cells large enough for their letter
 WORDED_CELLS = 12_000  # more of them answer the hover with the letter alone
 SHADES = (0.5, 0.75, 1.0)  # of a cell of which up to a quarter, a half, all is its category
-INK, GROUND = 0.75, 0.22  # the lines of a hatch and what lies between them
+INK, GROUND = 0.85, 0.26  # the lines of a hatch and what lies between them
 LETTERED = 0.5  # behind a letter
 _FLAT = "rgba(0,0,0,0)"
 

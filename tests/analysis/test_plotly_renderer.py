@@ -139,6 +139,7 @@ def test_a_raster_is_drawn_in_uint8_with_a_letter_in_every_large_cell() -> None:
         f"× {escaped(HOSTILE[1])}",
         "not there yet",
     ]
+    assert answers["textfont"]["color"] == "#31333F"
     assert [entry["name"][0] for entry in legend] == ["A", "×"]
     assert [entry["marker"]["pattern"]["shape"] for entry in legend] == ["", "/"]
 
