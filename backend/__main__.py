@@ -30,7 +30,7 @@ PHASES = {
     "prefill": "reading the prompt",
     "decode": "writing the answer",
     "lookahead": "drafting a lookahead",
-    "second_reading": "reading the context again",
+    "second reading": "reading the context again",
 }
 
 SAME_NAMES = (  # options named as the fields of CaptureSpec

@@ -245,7 +245,7 @@ class Passes:
         self._check_reach(2 * context, "second reading")
         cache, _ = self._prompt(context, "kv_head")
         chunk = self._chunk(context)
-        with self._watching("second_reading", -(-context // chunk) * info.layers):
+        with self._watching("second reading", -(-context // chunk) * info.layers):
             queries, keys = read_again(
                 self.loaded.model, cache, self._ids(context), chunk_length=chunk
             )
@@ -255,7 +255,7 @@ class Passes:
     def _model_facts(self, writer: DerivedWriter, spec: dict[str, Any]) -> None:
         info, model = self.info, self.loaded.model
         norms = np.zeros((info.layers, info.query_heads, info.length), np.float32)
-        self.watch.phase("model_facts", info.layers)
+        self.watch.phase("model facts", info.layers)
         for layer in range(info.layers):
             self.watch.one_done()
             values = torch.from_numpy(self.capture.states(layer, "v")).to(model.device)

@@ -220,7 +220,7 @@ def _method(key: str | None) -> Method | None:
 
 
 def _preset(method: Method, preset: str | None) -> Preset:
-    if preset in method.presets:
+    if preset is not None and preset in method.presets:
         return method.presets[preset]
     if preset in (None, "paper", "released", "kvpress"):
         return Preset({}, "")  # nothing differs there

@@ -69,7 +69,11 @@ def run_capture(
     if not (home / run_id / CAPTURE_FILE).exists():
         from backend.capture import capture
 
-        capture(spec, home, run_id=run_id, progress=progress, cancelled=cancelled)
+        try:
+            capture(spec, home, run_id=run_id, progress=progress, cancelled=cancelled)
+        except Cancelled:  # of a further pass: then the run itself is complete
+            if not (home / run_id / CAPTURE_FILE).exists():
+                raise
     elif spec.passes:
         from backend.passes import record_asked
 

@@ -61,6 +61,36 @@ def test_the_file_holds_what_a_count_by_hand_gives() -> None:
     )
 
 
+@pytest.mark.usefixtures("plenty")
+def test_further_passes_are_counted(tmp_path: Path) -> None:
+    asked = {"lookaheads": ["snapkv(budget=4)", "tova(budget=4)"], "lookahead_steps": 5}
+    plain = estimate(Shape(), 100, spec(max_new_tokens=10), tmp_path)
+    drafted = estimate(Shape(), 100, spec(max_new_tokens=10, **asked), tmp_path)
+    both = estimate(Shape(), 100, spec(max_new_tokens=10, second_reading=True, **asked), tmp_path)
+    # files: 2 lookaheads x 5 tokens x 4 heads, and 100 tokens x (4 + 2) heads; each in 2 layers
+    # of 8 entries and 2 bytes
+    assert drafted.file_parts["further passes"] == 2 * 5 * 4 * 2 * 8 * 2
+    assert both.file_parts["further passes"] == (2 * 5 * 4 + 100 * 6) * 2 * 8 * 2
+    # memory: the prompt's queries; with a second copy also twice 4 + 2 + 2 heads, in float32
+    assert drafted.memory_parts["further passes"] == 4 * 100 * 2 * 8 * 4
+    assert both.memory_parts["further passes"] == (4 + 2 * 8) * 100 * 2 * 8 * 4
+    # time: a prefill and ten of the ten decoded tokens; the second copy as three prefills
+    prefill, decode = (drafted.time_parts[name] for name in ("read the prompt", "write the answer"))
+    assert drafted.time_parts["further passes"] == pytest.approx(prefill + decode)
+    again = both.time_parts["read the prompt"], both.time_parts["write the answer"]
+    assert both.time_parts["further passes"] == pytest.approx(4 * again[0] + again[1])
+    assert "further passes" not in plain.file_parts
+    assert drafted.file_bytes == plain.file_bytes + drafted.file_parts["further passes"]
+    assert drafted.seconds == pytest.approx(sum(drafted.time_parts.values()))
+
+
+@pytest.mark.usefixtures("plenty")
+def test_a_second_reading_beyond_the_models_context_is_said(tmp_path: Path) -> None:
+    far = estimate(Shape(), 3000, spec(second_reading=True), tmp_path)
+    assert not far.refusals and "position 6,000 and the model's context is 4,096" in far.advice[0]
+    assert estimate(Shape(), 2048, spec(second_reading=True), tmp_path).advice == ()
+
+
 def test_memory_counts_weights_and_cache() -> None:
     parts = memory_parts(LARGE, 1000, 24, 2, 0)
     assert parts["weights"] == 16_000_000_000

@@ -168,7 +168,7 @@ def test_asked_for_with_the_capture_they_lie_beside_it(tmp_path: Path) -> None:
             phases.append(progress.phase)
 
     run_id = capture(spec, tmp_path, progress=hear)
-    order = ["load", "prefill", "decode", "write", "prefill", "lookahead", "second_reading"]
+    order = ["load", "prefill", "decode", "write", "prefill", "lookahead", "second reading"]
     assert [phase for phase in dict.fromkeys(phases)] == list(dict.fromkeys(order))
     assert phases.count("prefill") == 2  # the second one serves all three passes
     with opened(tmp_path, run_id) as it:
@@ -183,6 +183,25 @@ def test_asked_for_with_the_capture_they_lie_beside_it(tmp_path: Path) -> None:
     run_capture(params, tmp_path, lambda _: None, lambda: False)
     with opened(tmp_path, run_id) as it:
         assert len(it.derived_list()) == 3
+
+
+def test_cancelling_a_pass_keeps_the_run_and_cancelling_the_run_keeps_nothing(
+    tmp_path: Path,
+) -> None:
+    folder = tiny.save(tiny.build("llama"), tmp_path / "model")
+    spec = CaptureSpec(CONTEXT, model_id=folder, max_new_tokens=2, second_reading=True)
+    for phase, kept in (("second reading", True), ("decode", False)):
+        seen: list[str] = []
+        params = {"run_id": f"20260101-000000-00000{int(kept)}", "spec": spec.to_dict()}
+        arguments = (params, tmp_path, lambda it: seen.append(it.phase), lambda: phase in seen)  # noqa: B023
+        if kept:
+            assert run_capture(*arguments)["run_id"] == params["run_id"]
+            with opened(tmp_path, params["run_id"]) as it:
+                assert it.derived_list().empty
+        else:
+            with pytest.raises(Cancelled):
+                run_capture(*arguments)
+            assert not (tmp_path / params["run_id"]).exists()
 
 
 def test_a_cancelled_pass_leaves_the_capture_and_the_model_as_they_were(
