@@ -18,10 +18,11 @@ from kvpolicies.errors import PolicyError
 from kvpolicies.model_facts import rotary_of, sliding_windows
 from kvpolicies.plan import Plan, Shape
 from kvpolicies.policy import Policy
+from kvpolicies.prefill import finish_prefill
 from kvpolicies.replayer import touched_layers
 from kvpolicies.result import Result
 from kvpolicies.rotary import interleaved
-from kvpolicies.run import LayerRun, finish_prefill
+from kvpolicies.run import LayerRun
 from kvpolicies.view import Extras
 
 

@@ -73,17 +73,20 @@ class Entries:
         Heads that keep equally many are gathered; otherwise all are cut to the longest, and
         `alive` says which entries of the shorter ones count.
         """
-        counts = keep.sum(1)
+        length = len(self)
+        rows = keep.flatten().nonzero()[:, 0]  # head by head
+        ends = torch.arange(1, self.heads + 1, device=rows.device) * length
+        counts = torch.searchsorted(rows, ends).diff(prepend=ends.new_zeros(1))
         each = counts.tolist()
         longest, equal = max(each), min(each) == max(each)
         if sum(each) == self.total():
             return
-        self.aligned = False
         if equal:
-            index = keep.nonzero()[:, 1].view(self.heads, longest)
+            index = rows.view(self.heads, longest) - (ends - length)[:, None]
         else:
             index = torch.sort((~keep).to(torch.uint8), dim=1, stable=True)[1][:, :longest]
         self._gather(index)
+        self.aligned = False
         columns = torch.arange(longest, device=keep.device)
         self.alive = None if equal else columns < counts[:, None]
 
@@ -97,7 +100,7 @@ class Entries:
     def _gather(self, index: Tensor) -> None:
         rows = flat_rows(index, self._keys.shape[1])
         self._keys, self._values = take(self._keys, index, rows), take(self._values, index, rows)
-        self.positions = self.positions.gather(1, index)
+        self.positions = index if self.aligned else self.positions.gather(1, index)
         self.statistics = {name: take(held, index) for name, held in self.statistics.items()}
 
 
@@ -126,7 +129,7 @@ class RecordedEntries(Entries):
         self._append_positions(position, keys.shape[1])
 
     def _gather(self, index: Tensor) -> None:
-        self.positions = self.positions.gather(1, index)
+        self.positions = index if self.aligned else self.positions.gather(1, index)
         self.statistics = {name: take(held, index) for name, held in self.statistics.items()}
 
 

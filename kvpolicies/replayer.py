@@ -13,8 +13,9 @@ from kvpolicies.attention import BLOCK_CELLS, attention_rows, scaled_logits
 from kvpolicies.entries import RecordedEntries
 from kvpolicies.errors import PolicyError
 from kvpolicies.plan import Plan, Shape
+from kvpolicies.prefill import finish_prefill
 from kvpolicies.result import Result
-from kvpolicies.run import LayerRun, finish_prefill
+from kvpolicies.run import LayerRun
 from kvpolicies.view import Extras
 
 if TYPE_CHECKING:

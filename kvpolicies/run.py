@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -37,7 +36,7 @@ class LayerRun:
         self.whole = plan.keeps_whole(layer) or not plan.evicts
         self.active = not isinstance(plan.schedule, Sliding)  # SAGE-KV: did it select at prefill
         self.streaming: Tensor | None = None  # DuoAttention's streaming heads, bool (heads,)
-        self._scores: Tensor | None = None
+        self.scores: Tensor | None = None
 
     @property
     def watches(self) -> bool:
@@ -103,9 +102,9 @@ class LayerRun:
         if self._decodes or self.plan.score.uses_attention:
             self.plan.score.begin(view)
         if self.plan.schedule.at_prefill and not isinstance(self.plan.schedule, Sliding):
-            self._scores = self.plan.score.score(view)
+            self.scores = self.plan.score.score(view)
         elif isinstance(self.plan.schedule, Sliding):
-            self._scores = view.rows(1)[:, 0]  # (query_heads, n): each query head's own
+            self.scores = view.rows(1)[:, 0]  # (query_heads, n): each query head's own
 
     def finish_prefill(self) -> Decision | None:
         """Evict at the end of prefill, where the budget is the layer's own."""
@@ -114,14 +113,14 @@ class LayerRun:
             return None
         if isinstance(plan.schedule, Sliding):
             return self._select_sage()
-        assert self._scores is not None
-        decision = self._evict(self._scores, plan.shape.ranked)
+        assert self.scores is not None
+        decision = self._evict(self.scores, plan.shape.ranked)
         self.forget()
         return decision
 
     def forget(self) -> None:
         """Let go of what only the end of the prompt needed."""
-        self._scores = None
+        self.scores = None
         if "future" not in self.plan.score.needs:
             self.extras = Extras()
 
@@ -222,8 +221,8 @@ class LayerRun:
         self.active = length > max(plan.budget, plan.sink + picks + plan.recent + 1)
         if not self.active:
             return None
-        assert self._scores is not None
-        rows = self._scores
+        assert self.scores is not None
+        rows = self.scores
         picked = sage_picks(rows, plan.sink, plan.recent, picks)
         own = picked.view(entries.heads, -1, length)  # (kv_heads, group, n)
         columns = torch.arange(length, device=rows.device)
@@ -293,49 +292,3 @@ class LayerRun:
         everything = torch.ones_like(candidates.protected)
         keep = torch.where(self.streaming[:, None], candidates.protected, everything)
         return keep if candidates.alive is None else keep & candidates.alive
-
-
-def finish_prefill(runs: Sequence[LayerRun]) -> list[Decision]:
-    """End of prefill over all layers, for policies that draw up their budgets together."""
-    if not runs or not runs[0].plan.evicts:
-        return []
-    plan = runs[0].plan
-    if isinstance(plan.allocation, PerHead):
-        _mark_streaming(runs)
-        decisions = [run.finish_prefill() for run in runs]
-    elif plan.together:
-        touched = [run for run in runs if not run.whole]
-        if not touched:
-            return []
-        seen = plan.shape.ranked
-        candidates = []
-        for run in touched:
-            assert run._scores is not None
-            candidates.append(run.candidates(run._scores, seen))
-        budgets = [plan.layer_budget(run.layer) for run in touched]
-        keeps = plan.allocation.keep_all(candidates, budgets, plan.share)
-        decisions = [
-            run.apply(layer, keep)
-            for run, layer, keep in zip(touched, candidates, keeps, strict=True)
-        ]
-        for run in touched:
-            run.forget()
-    else:
-        decisions = [run.finish_prefill() for run in runs]
-    return [decision for decision in decisions if decision is not None]
-
-
-def _mark_streaming(runs: Sequence[LayerRun]) -> None:
-    """The heads with the least attention outside sinks and recent entries stream."""
-    if runs[0].streaming is not None:
-        return
-    outside = torch.stack([run.entries.memory["outside"] for run in runs])
-    allocation = runs[0].plan.allocation
-    assert isinstance(allocation, PerHead)
-    share = allocation.streaming
-    count = math.floor(share * outside.numel() + 1e-9)
-    least = torch.sort(outside.flatten(), stable=True)[1][:count]
-    streaming = torch.zeros(outside.numel(), dtype=torch.bool, device=outside.device)
-    streaming[least] = True
-    for run, heads in zip(runs, streaming.view_as(outside), strict=True):
-        run.streaming = heads
