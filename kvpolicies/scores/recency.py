@@ -35,7 +35,7 @@ class KeyNorm(Score):
     idea = "Keys with a small norm tend to receive much attention."
 
     def score(self, view: View) -> Tensor:
-        return -view.entries.keys.float().norm(dim=-1)
+        return torch.linalg.vector_norm(view.entries.keys, dim=-1, dtype=torch.float32).neg_()
 
 
 @score
