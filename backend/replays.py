@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,11 +83,19 @@ def trace_for(capture: Capture, choice: Mapping[str, Any]) -> Trace:
     info = capture.info
     heads = info.query_heads + 2 * info.kv_heads
     large = 4 * info.layers * heads * info.length * info.head_dim > STATE_BYTES
-    return capture.trace(
+    trace = capture.trace(
         lookahead=passes.get("lookahead"),
         second_reading="second_reading" in passes,
         dtype=np.float16 if large else np.float32,
     )
+    trace.statistics = _statistics(str(capture.path), capture.path.stat().st_mtime_ns)
+    return trace
+
+
+@lru_cache(maxsize=8)
+def _statistics(path: str, changed_ns: int) -> dict[int, dict[str, torch.Tensor]]:
+    """What this process has worked out of a capture's whole prompt or its second reading."""
+    return {}
 
 
 def _replayed(capture: Capture, choice: Mapping[str, Any], trace: Trace, report: Report) -> Result:
