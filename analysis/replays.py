@@ -24,7 +24,7 @@ from kvpolicies.methods import catalogue
 START_S = 0.5
 COST_CELLS_PER_S = 4e7  # (layer, query head, step, position)
 PROMPT_CELLS_PER_S = 5e7
-STEP_S = 1e-3  # one step of one layer of a policy that watches every step
+STEP_S = 6e-4  # one step of one layer of a policy that watches every step
 LOAD_S = 5.0
 ONCE = ("after_prefill", "after_prefill_sliding", "per_partition")
 PROMPT_SCORES = ("cumulative_attention", "timestamp")  # scores that read every prompt row
