@@ -257,3 +257,8 @@ def test_choices_are_written_and_read_without_torch() -> None:
         "c.title(c.from_text(t)); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_refusal_is_a_sentence_that_leaves_names_alone() -> None:
+    assert PolicyError("the prompt is empty").sentence == "The prompt is empty."
+    assert PolicyError("min_per_layer (m) is 3.").sentence == "min_per_layer (m) is 3."
