@@ -6,7 +6,7 @@ class PolicyError(ValueError):
 
     @property
     def sentence(self) -> str:
-        """The message, which is a clause, as a sentence of its own; a name in front stays as it is."""
+        """The message, which is a clause, as a sentence; a name in front stays as it is."""
         text = str(self).rstrip(".")
         named = not text.partition(" ")[0].isalpha()  # window_attention, budget=3
         return f"{text if named else text[:1].upper() + text[1:]}."
