@@ -47,10 +47,16 @@ def show(look: Look) -> dict[str, str | Note]:
         ),
         "Output error": _cost(look, "output_error_by_layer", names),
         "Recall": _cost(look, "recall", names, layer, head, step=look.step),
+        "Recall by layer": _cost(look, "recall_by_layer", names, head),
     }
+    oracle = next((item for item in _there(mine) if item.choice.get("key") == "oracle"), None)
+    if oracle is not None:
+        figures["Distance to the oracle"] = eviction_looks.distance(
+            look.run_id, names, eviction_looks.name_of(oracle.choice), layer, look.step
+        )
     with st.grid(2, min_column_width=440):
         for name, figure in figures.items():
-            key = f"cost-{name.split()[0].lower()}"
+            key = f"cost-{name.lower().replace(' ', '-')}"
             card.figure_card(figure, key=key, link_values=look.link(), height=HEIGHT)
         scores = _scores(look, focus)
         _regretted(look, focus, layer, head)

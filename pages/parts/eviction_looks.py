@@ -175,6 +175,20 @@ def cost(
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
+def distance(
+    run_id: str, names: tuple[str, ...], reference: str, layer: Selection, step: int
+) -> Figure:
+    """How much each of the named replays has in common with the reference."""
+    from analysis import costs
+
+    policies = [replayed(run_id, name) for name in names if name != reference]
+    capture = backstage.capture(run_id)
+    return costs.distance_over_steps(
+        capture, policies, replayed(run_id, reference), layer, step=step
+    )
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
 def cost_summary(run_id: str, names: tuple[str, ...]) -> pd.DataFrame:
     from analysis import costs
 

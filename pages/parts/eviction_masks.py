@@ -7,7 +7,7 @@ from functools import partial
 import streamlit as st
 
 from analysis.figure import Note
-from pages.parts import card, eviction_looks, policy_replays, selection
+from pages.parts import card, eviction_looks, policy_replays
 from pages.parts import eviction_view as view
 from pages.parts.eviction_view import Look
 
@@ -62,24 +62,17 @@ def _grids(look: Look) -> dict[str, str | Note]:
 
 def _difference(look: Look) -> dict[str, str | Note]:
     """Two of the policies against each other."""
-    ready = look.ready
-    if len(ready) < 2:
+    if len(look.seen) < 2:
         return {}
-    numbers = [str(number + 1) for number in range(len(ready))]
-    titles = {
-        str(number + 1): policy_replays.short_name(policy.title)
-        for number, policy in enumerate(ready)
-    }
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        one = selection.choice(
-            "Difference between", "one", numbers, "1", format_func=titles.get, width=260
-        )
-        other = selection.choice("and", "other", numbers, "2", format_func=titles.get, width=260)
-    first, second = ready[int(one) - 1], ready[int(other) - 1]
-    names = (eviction_looks.name_of(first.choice), eviction_looks.name_of(second.choice))
-    if one == other or first.evicted_at.shape != second.evicted_at.shape:
-        st.caption("Two different policies with equally many heads can be compared entry by entry.")
+        first = view.pick(look, "Difference between", "one")
+        second = view.pick(look, "and", "other", 1)
+    if not (policy_replays.is_ready(first) and policy_replays.is_ready(second)):
         return {}
+    if first is second or first.evicted_at.shape != second.evicted_at.shape:
+        st.caption("Two different policies with a set for each of the same heads can be compared.")
+        return {}
+    names = (eviction_looks.name_of(first.choice), eviction_looks.name_of(second.choice))
     cell = (look.layer, look.head_of(first))
     raster = eviction_looks.mask_difference(look.run_id, names, *cell, look.step, look.positions)
     grid = eviction_looks.kept_difference(look.run_id, names, look.step, cell)

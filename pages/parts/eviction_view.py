@@ -143,15 +143,23 @@ def _step(info: CaptureInfo) -> int:
     return selection.step_slider("Step", "step", 0, info.response_length, 0, info.response_length)
 
 
-def focus(look: Look, label: str) -> Replayed:
-    """The one policy that a panel looks at, among those that are ready."""
-    numbers = [str(number + 1) for number in range(len(look.ready))]
+def pick(look: Look, label: str, key: str, default: int = 0) -> Seen:
+    """One of the chosen policies, whether its replay is there already or not."""
+    numbers = [str(number + 1) for number in range(len(look.seen))]
     titles = {
-        number: policy_replays.short_name(policy.title)
-        for number, policy in zip(numbers, look.ready, strict=True)
+        number: policy_replays.short_name(seen.title)
+        for number, seen in zip(numbers, look.seen, strict=True)
     }
-    picked = selection.choice(label, "focus", numbers, "1", format_func=titles.get, width=260)
-    return look.ready[int(picked) - 1]
+    usual = numbers[min(default, len(numbers) - 1)]
+    return look.seen[
+        int(selection.choice(label, key, numbers, usual, format_func=titles.get, width=260)) - 1
+    ]
+
+
+def focus(look: Look, label: str) -> Replayed:
+    """The one policy that a panel looks at; another one that is there while its replay is not."""
+    picked = pick(look, label, "focus")
+    return picked if policy_replays.is_ready(picked) else look.ready[0]
 
 
 def go(layer: int, head: int, group: int = 1) -> None:

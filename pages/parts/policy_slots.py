@@ -79,6 +79,7 @@ def choices() -> list[Choice]:
 def write(chosen: list[Choice]) -> None:
     """From a callback: these are the policies now."""
     for index, key in enumerate(KEYS):
+        selection.forget_notice(key)
         if index < len(chosen):
             st.query_params[key] = to_text(chosen[index])
         else:
