@@ -85,7 +85,8 @@ class Entries:
             index = rows.view(self.heads, longest) - (ends - length)[:, None]
         else:
             index = torch.sort((~keep).to(torch.uint8), dim=1, stable=True)[1][:, :longest]
-        self._gather(index)
+            rows = flat_rows(index, length)
+        self._gather(index, rows)
         self.aligned = False
         columns = torch.arange(longest, device=keep.device)
         self.alive = None if equal else columns < counts[:, None]
@@ -97,11 +98,10 @@ class Entries:
         other.memory = dict(self.memory)
         return other
 
-    def _gather(self, index: Tensor) -> None:
-        rows = flat_rows(index, self._keys.shape[1])
+    def _gather(self, index: Tensor, rows: Tensor) -> None:
         self._keys, self._values = take(self._keys, index, rows), take(self._values, index, rows)
         self.positions = index if self.aligned else self.positions.gather(1, index)
-        self.statistics = {name: take(held, index) for name, held in self.statistics.items()}
+        self.statistics = {name: take(held, index, rows) for name, held in self.statistics.items()}
 
 
 class RecordedEntries(Entries):
@@ -128,9 +128,9 @@ class RecordedEntries(Entries):
     def append(self, keys: Tensor, values: Tensor, position: int) -> None:
         self._append_positions(position, keys.shape[1])
 
-    def _gather(self, index: Tensor) -> None:
+    def _gather(self, index: Tensor, rows: Tensor) -> None:
         self.positions = index if self.aligned else self.positions.gather(1, index)
-        self.statistics = {name: take(held, index) for name, held in self.statistics.items()}
+        self.statistics = {name: take(held, index, rows) for name, held in self.statistics.items()}
 
 
 def flat_rows(index: Tensor, length: int) -> Tensor:
