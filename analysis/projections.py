@@ -17,7 +17,7 @@ METHODS = ("pca", "umap", "tsne")
 METRICS = ("euclidean", "cosine")
 KIND = "projection"
 NEIGHBOURS = 15
-ROWS = 256  # points whose neighbours are checked, evenly spread
+ROWS = 96  # points whose neighbours are checked, evenly spread
 FIRST_FIT_S = 20.0  # importing and compiling umap-learn in a fresh worker
 POINTS_PER_S = 500.0
 

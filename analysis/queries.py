@@ -19,7 +19,7 @@ from cache_store.reader import Capture
 
 GROUPS = ("prompt window", "lookahead", "response")
 WINDOW = 8
-PAIRS = 512  # queries and keys whose pairs fit the scale of a joint space
+PAIRS = 192  # queries and keys whose pairs fit the scale of a joint space
 KEYS = 1500  # keys of a joint map, evenly spread over the text
 
 
