@@ -60,8 +60,11 @@ def show(look: Look) -> dict[str, str | Note]:
             card.figure_card(figure, key=key, link_values=look.link(), height=HEIGHT)
         scores = _scores(look, focus)
         _regretted(look, focus, layer, head)
-    notes = {name: figure.note for name, figure in {**figures, "Scores": scores}.items()}
-    return {name: note for name, note in notes.items() if note}
+    notes: dict[str, str | Note] = {}
+    for name, figure in {**figures, "Scores": scores}.items():
+        if figure.note and figure.note not in notes.values():
+            notes[name] = figure.note
+    return notes
 
 
 def _controls(look: Look) -> tuple[Replayed, Selection, Selection, str]:

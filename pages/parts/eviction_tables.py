@@ -9,11 +9,14 @@ import streamlit as st
 
 
 def column(label: str, unit: str, values: pd.Series, help_text: str = "") -> Any:
-    """One column: its label with the unit, numbers with three digits, bytes as kB or MB."""
-    shown = help_text or None
+    """One column: its label and unit, numbers with three digits, bytes as kB or MB.
+
+    Units that make a label long stand in its help."""
+    unit_words = f"In {unit}." if unit in ("entries", "attention mass") else ""
+    shown = f"{help_text} {unit_words}".strip() or None
     if unit == "bytes":
         return st.column_config.NumberColumn(label, help=shown, format="bytes")
-    label = f"{label} ({unit})" if unit not in ("", "share") else label
+    label = f"{label} ({unit})" if unit and unit != "share" and not unit_words else label
     if values.dtype == bool:
         return st.column_config.CheckboxColumn(label, help=shown)
     if values.dtype == object:
