@@ -34,9 +34,11 @@ def show(look: Look) -> dict[str, str | Note]:
         look.run_id, look.names, span, look.step, layer, head
     )
     with st.grid(2, min_column_width=440):
-        card.figure_card(survival, key="survival", link_values=look.link(), height=view.HEIGHT)
+        left = st.container(gap="small")
+        with left:
+            card.figure_card(survival, key="survival", link_values=look.link(), height=view.HEIGHT)
         with st.container(gap="small"):
-            over_budget = eviction_sweep.show(look, span)
+            over_budget = eviction_sweep.show(look, span, left)
     with st.grid(4, min_column_width=205):
         for index, replayed in enumerate(look.ready):
             group = replayed.evicted_at.shape[1] // look.info.kv_heads

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from analysis.errors import NeedsJob
 from analysis.figure import Note
@@ -13,7 +15,6 @@ from pages.parts import (
     backstage,
     card,
     eviction_looks,
-    eviction_tables,
     policy_replays,
     policy_slots,
 )
@@ -24,11 +25,17 @@ from pages.parts.text import duration, number, plain, some
 
 SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)  # of the prompt
 SMALLEST = 4
+_HEADS = "in at least half of all layers and heads, there and at every larger budget looked at."
+KEEPS = {  # columns of `budget_of_loss`: label and meaning
+    "keeps_all": ("keeps all of it from", f"All of the span's entries {_HEADS}"),
+    "keeps_half": ("half of it from", f"At least half of the span's entries {_HEADS}"),
+}
 _SEEN = "sweep_seen"
 
 
-def show(look: Look, span: tuple[int, int]) -> Note | None:
-    """Survival over the budget and the budget of loss, or the offer to replay what is missing."""
+def show(look: Look, span: tuple[int, int], beside: DeltaGenerator) -> Note | None:
+    """Survival over the budget, or the offer to replay what is missing; `beside` gets the table of
+    the budgets at which each policy loses the span."""
     policies = [choice for choice in look.chosen if policy_slots.takes_budget(choice)]
     if not policies:
         st.caption("None of these policies takes a budget.")
@@ -37,7 +44,9 @@ def show(look: Look, span: tuple[int, int]) -> Note | None:
     missing = [name for names in wanted.values() for name in names if not _there(look, name)]
     there = tuple(tuple(name for name in names if _there(look, name)) for names in wanted.values())
     there = tuple(names for names in there if names)
-    note = _figures(look, there, span) if there and any(len(names) > 1 for names in there) else None
+    note = None
+    if any(len(names) > 1 for names in there):
+        note = _figures(look, there, span, beside)
     if missing:
         _offer(look, tuple(missing), sum(len(names) for names in wanted.values()))
     return note
@@ -70,25 +79,40 @@ def _there(look: Look, name: str) -> bool:
     return eviction_looks.is_replayed(look.run_id, name)
 
 
-def _figures(look: Look, names: tuple[tuple[str, ...], ...], span: tuple[int, int]) -> Note | None:
+def _figures(
+    look: Look, names: tuple[tuple[str, ...], ...], span: tuple[int, int], beside: DeltaGenerator
+) -> Note | None:
     figure = eviction_looks.survival_over_budget(look.run_id, names, span, look.step)
     card.figure_card(figure, key="over-budget", link_values=look.link(), height=view.HEIGHT)
     table = eviction_looks.budget_of_loss(look.run_id, names, span, look.step)
-    with st.container(border=True, gap="xsmall", key="card-loss"):
+    with beside, st.container(border=True, gap="xsmall", key="card-loss"):
         st.markdown("**The smallest budget that still keeps the evidence**")
         st.dataframe(
-            table,
+            pd.DataFrame(
+                {
+                    "policy": table["policy"],
+                    **{name: _smallest(table, name) for name in KEEPS},
+                    "from": table["smallest"],
+                    "to": table["largest"],
+                }
+            ),
             hide_index=True,
             alt=f"For {some(len(table), 'policy')} the smallest budget that keeps the evidence",
             column_config={
-                name: eviction_tables.column(
-                    name.replace("_", " "), "" if name == "policy" else "entries", table[name]
-                )
-                for name in table.columns
+                name: st.column_config.TextColumn(label, help=words)
+                for name, (label, words) in KEEPS.items()
             },
         )
         card.actions(lambda: table, key="loss", name="budget-of-loss", link_values=look.link())
     return figure.note
+
+
+def _smallest(table: pd.DataFrame, name: str) -> list[str]:
+    """The budget, or that not even the largest one is enough."""
+    return [
+        f"more than {number(most)}" if pd.isna(least) else number(least)
+        for least, most in zip(table[name], table["largest"], strict=True)
+    ]
 
 
 def _offer(look: Look, missing: tuple[str, ...], total: int) -> None:
