@@ -1,4 +1,4 @@
-"""Every colour of a figure, in one place (UX.md, 'Colour'): categories never rest on hue alone."""
+"""Every colour of a figure, in one place: categories never rest on hue alone."""
 
 from __future__ import annotations
 

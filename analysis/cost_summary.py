@@ -1,4 +1,4 @@
-"""What each policy cost over a whole run, one row per policy (METHODS.md, section 7)."""
+"""What each policy cost over a whole run, one row per policy (docs/methods.md, section 7)."""
 
 from __future__ import annotations
 

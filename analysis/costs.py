@@ -1,4 +1,4 @@
-"""What eviction cost in replay (METHODS.md, section 7), step by step.
+"""What eviction cost in replay (docs/methods.md, section 7), step by step.
 
 With it comes, under one name, everything that the panels on cost and on live runs show.
 

@@ -59,7 +59,7 @@ class Uniform(Allocation):
 @allocation
 @dataclass(frozen=True)
 class Pyramid(Allocation):
-    """PyramidKV: lower layers keep more, in integer steps (METHODS section 3)."""
+    """PyramidKV: lower layers keep more, in integer steps (docs/methods.md, section 3)."""
 
     name = "pyramid"
     idea = "Attention narrows with depth, so lower layers keep more entries than higher ones."

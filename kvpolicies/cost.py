@@ -1,4 +1,4 @@
-"""What a policy cost, held against the full cache's attention (METHODS.md, section 7)."""
+"""What a policy cost, held against the full cache's attention (docs/methods.md, section 7)."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ class Parameter:
             return None
         if self.kind == "choice":
             if value not in self.choices:
-                raise self._refuse(value, f"one of {', '.join(self.choices)}")
+                raise self._refuse(value, self.range)
             return value
         if self.kind == "bool":
             if not isinstance(value, bool):
-                raise self._refuse(value, "true or false")
+                raise self._refuse(value, self.range)
             return value
         if self.kind == "text":
             return value
@@ -59,6 +59,11 @@ class Parameter:
 
     @property
     def range(self) -> str:
+        """What it may be, in words."""
+        if self.kind == "choice":
+            return f"one of {', '.join(self.choices)}"
+        if self.kind in ("bool", "text"):
+            return {"bool": "true or false", "text": "a text"}[self.kind]
         kind = "a whole number" if self.kind == "int" else "a number"
         if self.low is not None and self.high is not None:
             return f"{kind} from {self.low:g} to {self.high:g}"

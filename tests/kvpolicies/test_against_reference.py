@@ -1,6 +1,6 @@
 """Every row of the catalogue against the naive reference, over generated cases.
 
-Both were written from METHODS.md without a look at the other. Decisions that hang on less than
+Both were written from docs/methods.md without a look at the other. Decisions that hang on less than
 1e-5 are forgiven: the product works in float32, the reference in float64.
 """
 

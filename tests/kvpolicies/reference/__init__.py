@@ -1,7 +1,7 @@
-"""A deliberately naive second implementation of METHODS.md, to hold the product against.
+"""A deliberately naive second implementation of docs/methods.md (METHODS below) to test against.
 
 `replay(key, queries, keys, values, prompt_length, budget=…, **options)` walks a capture in float64,
-one query and one head at a time. It was written from METHODS.md alone; where that leaves a choice,
+one query and one head at a time. It was written from METHODS alone; where that leaves a choice,
 this is the one made here (`file`: choice):
 
 Budgets and edges
