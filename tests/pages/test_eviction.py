@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from backend.derive import derive
 from backend.jobs import JobSpec
 from cache_store.reader import Capture, CaptureInfo
 from kvpolicies import PolicyError, build, catalogue, parameters_of
 from kvpolicies.allocations import ALLOCATIONS
+from kvpolicies.choice import canonical
 from kvpolicies.schedules import SCHEDULES
 from kvpolicies.scores import SCORES
 from pages.parts import (
@@ -24,6 +26,7 @@ from pages.parts import (
     sitemap,
 )
 from pages.parts.policy_slots import Budget
+from pages.parts.text import size
 from tests.pages.conftest import FIRST, ROOT, RUN, Open
 from tests.synthetic import Synthetic
 
@@ -312,6 +315,39 @@ def test_a_failed_replay_says_why(two_runs: Path, open_page: Open) -> None:
     assert app.button(key="ask-0").label == "Try again"
     app.button(key="ask-0").click().run()
     assert backstage.jobs().get(job.id).status == "queued"
+
+
+def test_every_panel_shows_what_is_replayed(two_runs: Path, open_page: Open) -> None:
+    chosen = [
+        {"key": "snapkv", "options": {"budget": 10, "window": 4}},
+        {"key": "streaming_llm", "options": {"budget": 10}},
+    ]
+    references = [
+        {"key": key, "schedule": schedule, "options": {"budget": 10}}
+        for key in ("oracle", "random")
+        for schedule in ("after_prefill", "every_step")
+    ]
+    for choice in (*chosen, *references):
+        derive(two_runs, RUN, "replay", {"policy": canonical(choice)})
+    app = open_page(
+        run=RUN, p1="snapkv(window=4)", p2="streaming_llm()", budget="10", step="6", span="3-8"
+    )
+    captions = "\n".join(str(element.value).replace("\\", "") for element in app.caption)
+    # 10 of 40 prompt entries stay; the 12 new ones are kept by SnapKV alone
+    for kept in (22 * ENTRY_BYTES, 10 * ENTRY_BYTES):
+        assert f"10 asked · 10 kept · {size(kept)} of {size(52 * ENTRY_BYTES)}" in captions
+    charts = {"Masks": 6, "Text": 0, "Evidence": 3, "Why and what it cost": 7}
+    for panel, count in charts.items():
+        app.segmented_control(key="panel").set_value(panel).run()
+        assert not app.exception and not app.error and not app.warning
+        assert len(app.get("plotly_chart")) == count
+        assert "How to read it" in [element.value for element in app.subheader]
+    assert not backstage.jobs().jobs()
+    app.segmented_control(key="panel").set_value("Run it for real").run()
+    assert not app.exception
+    app.button(key="ask-live-0").click().run()
+    (job,) = backstage.jobs().jobs()
+    assert backstage.jobs().spec(job.id).params["kind"] == "policy_run"
 
 
 def test_a_run_without_a_response_has_only_the_end_of_the_prompt(
