@@ -49,13 +49,12 @@ class Random(Score):
     seed: int = 0
 
     def score(self, view: View) -> Tensor:
-        heads = torch.arange(view.heads, device=view.entries.positions.device)[:, None]
-        mixed = view.entries.positions * 0x9E3779B1 + heads * 0x85EBCA6B
-        mixed = mixed + view.layer * 0xC2B2AE35 + self.seed * 0x27D4EB2F
-        for _ in range(3):  # a xorshift-multiply hash on 32 bits
-            mixed = mixed.bitwise_xor_(mixed >> 15).mul_(0x2C1B3C6D).bitwise_and_(0xFFFFFFFF)
-            mixed = mixed.bitwise_xor_(mixed >> 13).mul_(0x297A2D39).bitwise_and_(0xFFFFFFFF)
-        return ((mixed ^ (mixed >> 16)) >> 8).float() / (1 << 24)
+        positions = view.entries.positions
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + view.layer) % 2**63)
+        # Drawn position by position, so that a longer text begins with the same numbers.
+        drawn = torch.rand((int(positions.max()) + 1, view.heads), generator=generator)
+        heads = torch.arange(view.heads, device=positions.device)[:, None]
+        return drawn.to(positions.device)[positions, heads]
 
 
 @score
