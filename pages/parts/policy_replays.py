@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from analysis.replays import Replayed
 
 AUTOMATIC = ("replay",)  # about a second each; what needs the model waits for a button
-_EVERY_S = 0.4
+_BUSY_S, _IDLE_S = 0.4, 2.0
 _ASKED = "replays_asked"
 _WHOLE = "replays_whole_run"
 
@@ -94,10 +94,11 @@ def waiting(
             st.caption(plain(pending.error))
             return
         st.session_state[f"{_WHOLE}-{key}"] = True
-        _progress(pending, key, verb)
+        state = state_of(pending.job.id)
+        every = _BUSY_S if state is not None and not state.finished else _IDLE_S
+        st.fragment(run_every=every)(_progress)(pending, key, verb)
 
 
-@st.fragment(run_every=_EVERY_S)
 def _progress(pending: Pending, key: str, verb: str) -> None:
     spec, need = pending.job, pending.need
     assert spec is not None and need is not None
