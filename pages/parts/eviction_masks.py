@@ -68,6 +68,7 @@ def _difference(look: Look) -> dict[str, str | Note]:
         first = view.pick(look, "Difference between", "one")
         second = view.pick(look, "and", "other", 1)
     if not (policy_replays.is_ready(first) and policy_replays.is_ready(second)):
+        st.caption("The difference appears here as soon as both are replayed.")
         return {}
     if first is second or first.evicted_at.shape != second.evicted_at.shape:
         st.caption("Two different policies with a set for each of the same heads can be compared.")

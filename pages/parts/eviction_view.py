@@ -95,8 +95,8 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
     """One row of controls, the policies below it, and which panel is shown."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         budget = policy_budget.control(info)
-        layer, kv_head = _layer_and_head(run_id, info)
-        step = _step(info)
+        layer, kv_head = layer_and_head(run_id, info)
+        step = step_after(info)
         with st.popover("More", icon=":material/tune:"):
             positions = selection.span("Positions of the masks", "at", info.length)
     chosen = policy_slots.choices()
@@ -119,7 +119,7 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
     )
 
 
-def _layer_and_head(run_id: str, info: CaptureInfo) -> tuple[int, int]:
+def layer_and_head(run_id: str, info: CaptureInfo) -> tuple[int, int]:
     """Other pages know means and query heads: they lead to the head that looks far."""
     best_layer, best_head = looks.first_look(run_id)
     if MEAN in (st.session_state.get("layer"), st.query_params.get("layer")):
@@ -133,7 +133,7 @@ def _layer_and_head(run_id: str, info: CaptureInfo) -> tuple[int, int]:
     return int(layer), int(kv_head)
 
 
-def _step(info: CaptureInfo) -> int:
+def step_after(info: CaptureInfo) -> int:
     """The step after which the caches are looked at; 0 is the end of the prompt."""
     asked = st.query_params.get("step")
     if selection.is_step(asked, 1 - info.prompt_length, -1):

@@ -49,7 +49,7 @@ def _slot(
     replayed: Seen,
 ) -> None:
     with st.container(gap=None, key=f"slot-{index}"):
-        _pick(index, choice)
+        _pick(index, choice, info.id)
         with st.container(horizontal=True, gap="xsmall", wrap=False):
             st.caption(plain(_kept(choice, info, budget, replayed)), width="stretch")
             if "masks" not in choice:
@@ -81,7 +81,7 @@ def _options(index: int, choice: Choice) -> None:
     policy_form.show(index, choice)
 
 
-def _pick(index: int, choice: Choice) -> None:
+def _pick(index: int, choice: Choice, run_id: str) -> None:
     """The select box: the catalogue, then the reader's own ways."""
     now = _entry(choice)
     entries = [BUILD, MASKS, *catalogue()]
@@ -89,7 +89,7 @@ def _pick(index: int, choice: Choice) -> None:
     names |= {BUILD: f"{OWN['build']} …", MASKS: f"{OWN['masks']} …"}
     if now not in entries:
         entries.append(now)
-        names[now] = title(choice)
+        names[now] = _own_name(run_id, choice)
     key = f"policy-{index}"
     st.session_state[key] = now
     st.selectbox(
@@ -110,6 +110,13 @@ def _entry(choice: Choice) -> str:
     return f"*{title({**choice, 'options': {}} if 'masks' not in choice else choice)}"
 
 
+def _own_name(run_id: str, choice: Choice) -> str:
+    """What the reader made or brought: a file's name, or the parts of a combination."""
+    if "masks" in choice:
+        return policy_masks.label(run_id, str(choice["masks"]))
+    return title({**choice, "options": {}}).replace("_", " ")
+
+
 def _picked(index: int, choice: Choice, key: str) -> None:
     picked = st.session_state[key]
     if picked == MASKS:
@@ -123,10 +130,7 @@ def _picked(index: int, choice: Choice, key: str) -> None:
 
 def _kept(choice: Choice, info: CaptureInfo, budget: Budget, replayed: Seen) -> str:
     """What was asked for and what is really kept, and the options that are not the defaults."""
-    if "masks" in choice:
-        own = policy_masks.label(info.id, str(choice["masks"]))
-    else:
-        own = short_name(title(choice)).partition(", ")[2]
+    own = short_name(title(choice)).partition(", ")[2]
     asked = _asked(choice, info, budget)
     if isinstance(replayed, Pending):
         return " · ".join(part for part in (f"{asked} asked" if asked else "", own) if part)
