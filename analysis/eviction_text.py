@@ -146,8 +146,8 @@ def eviction_text(
         pages=shown.pages,
         step=step,
         steps=steps,
-        codes=_changes(codes),
-        holders=_changes(holders),
+        codes=changes_of(codes),
+        holders=changes_of(holders),
         sets=_sets(replayed),
         kept=kept,
         score=entries.score[first:stop],
@@ -231,8 +231,8 @@ def _kept(entries: HeadEntries, steps: np.ndarray) -> np.ndarray:
     return kept.astype(np.int32)
 
 
-def _changes(numbers: np.ndarray) -> Changes:
-    """numbers (m, n): one row per step."""
+def changes_of(numbers: np.ndarray) -> Changes:
+    """What becomes of each number; numbers (m, n): one row per step."""
     moved = numbers[1:] != numbers[:-1]
     _, tokens = np.nonzero(moved)
     offsets = np.append(0, moved.sum(1).cumsum()).astype(np.int32)

@@ -14,6 +14,9 @@ ICONS = {
     "Library": ":material/database:",
     "Attention": ":material/grid_on:",
     "Eviction": ":material/content_cut:",
+    "Recurrence": ":material/history:",
+    "Queries": ":material/scatter_plot:",
+    "Partitions": ":material/view_column:",
 }
 
 
@@ -27,6 +30,11 @@ def sections() -> dict[str, list[Any]]:
         ],
         "Look": [st.Page("pages/attention.py", title="Attention")],
         "Evict": [st.Page("pages/eviction.py", title="Eviction")],
+        "Papers": [
+            st.Page("pages/recurrence.py", title="Recurrence"),
+            st.Page("pages/queries.py", title="Queries"),
+            st.Page("pages/partitions.py", title="Partitions"),
+        ],
     }
 
 

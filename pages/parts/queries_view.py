@@ -1,0 +1,254 @@
+"""The parts of the Queries page: which queries, in which projection, with their texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import streamlit as st
+
+from analysis.errors import AnalysisError, NeedsJob
+from analysis.figure import Note
+from analysis.lookaheads import lookahead, recorded_lookaheads
+from analysis.projections import METRICS, NEIGHBOURS, projection_spec
+from analysis.queries import WINDOW, group_texts
+from analysis.queries_figures import NAMES
+from cache_store.reader import CaptureInfo
+from kvpolicies.choice import canonical, to_text
+from pages.parts import backstage, card, looks_maps, places, selection, waiting
+from pages.parts.text import number, plain, some
+
+if TYPE_CHECKING:
+    from analysis.lookaheads import Lookahead
+
+SPACES = ("queries", "queries and keys")
+COLOURS = ("group", "segment", "token", "step", "position")
+DRAFTERS = ("snapkv", "h2o", "streaming_llm")  # the paper drafts on SnapKV
+NONE = "none"
+DRAFTED = 8
+FEWEST = 5  # points that UMAP and t-SNE need
+_HEIGHT = 480
+_TEXT_HEIGHT = 260
+TABLE_NOTE = Note(
+    "The table measures the queries themselves, not their picture: the paper's claim holds where "
+    "lookahead and response lie nearer than prompt window and response. A distance below the "
+    "spread means that the two groups overlap.",
+    "distance = ‖mean a − mean b‖₂; cosine of the two means; spread = mean ‖x − mean of its own "
+    "group‖₂; ratio = distance / spread",
+    "LAQ, Figure 7 and Section 3",
+)
+TEXT_WORDS = (
+    "The three texts are what the three groups of points stand for; the step's token is outlined "
+    "on the map as a colour of its own."
+)
+WORDS: dict[str, str | Note] = {"Distances": TABLE_NOTE, "The texts": TEXT_WORDS}
+LABELS = ("prompt window", "lookahead", "response")
+OF_THIS_PAGE = (
+    "space", "map", "by", "draft", "drafter", "draft_budget", "draft_steps", "window",
+    "neighbours", "distance", "metric", "seed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Look:
+    """Everything the page shows; `wanted` is a lookahead that is not recorded yet."""
+
+    run_id: str
+    info: CaptureInfo
+    layer: int
+    head: int | str
+    step: int
+    spec: dict[str, Any]
+    by: str
+    draft: Lookahead | None
+    wanted: NeedsJob | None
+
+    @property
+    def name(self) -> str:
+        return looks_maps.as_name(self.spec)
+
+    @property
+    def joint(self) -> bool:
+        return self.spec["what"] == "joint"
+
+    def link(self) -> dict[str, Any]:
+        return places.link(
+            self.run_id, *OF_THIS_PAGE, layer=self.layer, head=self.head, step=self.step
+        )
+
+
+def controls(run_id: str, info: CaptureInfo) -> Look:
+    """One row of controls; the rare ones behind "More"."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        space = selection.segment("Show", "space", SPACES)
+        layer = places.layer(run_id, info)
+        head = places.query_head(run_id, info, mean=space == SPACES[0])
+        step = places.step(info)
+        label = selection.segment("Projection", "map", tuple(NAMES.values()))
+        by = selection.choice("Colour", "by", COLOURS, COLOURS[0], width=120)
+        draft, wanted = None, None
+        more = st.popover("More", icon=":material/tune:")
+        with more:
+            options = _options(info, space)
+            fresh = _fresh(info)
+        if space == SPACES[0]:
+            draft, wanted = _lookahead(run_id, fresh)
+    method = next(key for key, name in NAMES.items() if name == label)
+    spec = projection_spec(
+        "queries" if space == SPACES[0] else "joint",
+        layer,
+        head,
+        method,
+        lookahead_spec=None if draft is None else draft.spec,
+        **options,
+    )
+    return Look(run_id, info, layer, head, step, spec, by, draft, wanted)
+
+
+def _options(info: CaptureInfo, space: str) -> dict[str, Any]:
+    """What changes the picture: the prompt's window, and the options of UMAP and t-SNE."""
+    options: dict[str, Any] = {}
+    if space == SPACES[0]:
+        most = max(1, min(64, info.prompt_length))
+        options["window"] = places.number(
+            "Prompt window (tokens)", "window", 1, most, min(WINDOW, most)
+        )
+    options["neighbours"] = places.number(
+        "Neighbours", "neighbours", 2, 100, NEIGHBOURS, help="UMAP's, and t-SNE's perplexity."
+    )
+    options["distance"] = places.number(
+        "Least distance (UMAP)", "distance", 0.0, 1.0, 0.1, step=0.05
+    )
+    options["metric"] = selection.choice("Metric", "metric", METRICS, METRICS[0])
+    options["seed"] = places.number("Seed", "seed", 0, 9999, 0)
+    return options
+
+
+def _fresh(info: CaptureInfo) -> tuple[dict[str, Any], int]:
+    """The lookahead that could be recorded: policy of the small cache, and tokens drafted."""
+    st.caption("A lookahead to record")
+    key = selection.choice("Draft on a cache of", "drafter", DRAFTERS, DRAFTERS[0])
+    usual = max(1, info.prompt_length // 4)
+    budget = places.number("Its budget (entries)", "draft_budget", 1, info.prompt_length, usual)
+    steps = places.number("Drafted tokens", "draft_steps", 1, 16, DRAFTED)
+    return canonical({"key": key, "options": {"budget": int(budget)}}), int(steps)
+
+
+def _lookahead(
+    run_id: str, fresh: tuple[dict[str, Any], int]
+) -> tuple[Lookahead | None, NeedsJob | None]:
+    """The chosen lookahead, recorded already or offered as a job."""
+    capture = backstage.capture(run_id)
+    recorded = {
+        _words(made.spec["policy"], made.spec["steps"]): made
+        for made in recorded_lookaheads(capture)
+    }
+    new = _words(*fresh)
+    names = [*recorded, *([] if new in recorded else [new]), NONE]
+    labels = {name: made.title for name, made in recorded.items()}
+    labels.setdefault(new, f"lookahead of {fresh[1]} on {to_text(fresh[0])}, not recorded")
+    chosen = selection.choice(
+        "Lookahead",
+        "draft",
+        names,
+        names[0],
+        per_run=True,
+        format_func=lambda name: labels.get(name, name),
+        width=260,
+    )
+    if chosen == NONE:
+        return None, None
+    if chosen in recorded:
+        return recorded[chosen], None
+    try:
+        return lookahead(capture, *fresh), None
+    except NeedsJob as need:
+        return None, need
+
+
+def _words(policy: dict[str, Any], steps: int) -> str:
+    return f"{to_text(policy)}:{steps}"
+
+
+def projected(look: Look) -> dict[str, str | Note]:
+    """The map, or the offer to compute it; returns the words below it."""
+    points, _ = looks_maps.points(look.run_id, look.name)
+    method = look.spec["method"]
+    if method != "pca" and len(points.vectors) < FEWEST:
+        places.sentence(
+            f"{NAMES[method]} needs at least {FEWEST} points and these are "
+            f"{len(points.vectors)}; choose PCA or a longer prompt window."
+        )
+        return {}
+    highlight = look.info.prompt_length + look.step - 1
+    try:
+        figure = looks_maps.query_map(look.run_id, look.name, look.by, highlight)
+    except NeedsJob as need:
+        what = "queries and keys" if look.joint else "queries"
+        title = f"{NAMES[method]} of {what}, layer {look.layer}, head {look.head}"
+        waiting.job_offer(need, look.run_id, title, key="projection")
+        return {}
+    except AnalysisError as error:
+        places.sentence(error)
+        return {}
+    card.figure_card(figure, key="map-figure", link_values=look.link(), height=_HEIGHT)
+    return {"The map": figure.note} if figure.note else {}
+
+
+def missing_lookahead(look: Look) -> None:
+    """The button that records the chosen lookahead, where there is none yet."""
+    if look.wanted is not None:
+        waiting.job_offer(look.wanted, look.run_id, "Record this lookahead", key="lookahead")
+
+
+def distances(look: Look) -> None:
+    """How far the groups lie apart, in numbers."""
+    if look.joint:
+        return
+    table = looks_maps.centroids(look.run_id, look.name)
+    with st.container(border=True, gap="xsmall", key="card-distances"):
+        st.markdown("**How far the groups lie apart**")
+        st.dataframe(
+            table,
+            hide_index=True,
+            alt="Distances between the centroids of the groups",
+            column_config={
+                "first": st.column_config.TextColumn("Group"),
+                "second": st.column_config.TextColumn("and group"),
+                "distance": st.column_config.NumberColumn("Distance", format="%.3g"),
+                "cosine": st.column_config.NumberColumn("Cosine", format="%.3f"),
+                "spread": st.column_config.NumberColumn("Spread", format="%.3g"),
+                "ratio": st.column_config.NumberColumn("Ratio", format="%.2f"),
+            },
+        )
+        st.caption(plain(_claim(table)))
+        card.actions(lambda: table, key="distances", name="centroids", link_values=look.link())
+
+
+def _claim(table: pd.DataFrame) -> str:
+    """The paper's claim, as this head answers it."""
+    to_response = table[table["second"] == LABELS[2]].set_index("first")["distance"]
+    if LABELS[1] not in to_response or to_response.isna().any():
+        return "A recorded lookahead and a response are needed to test the paper's claim."
+    window, draft = to_response[LABELS[0]], to_response[LABELS[1]]
+    verb = "nearer to" if draft < window else "no nearer to"
+    return (
+        f"The lookahead's queries lie {verb} the response's than the prompt window's do: "
+        f"{number(draft)} against {number(window)}."
+    )
+
+
+def texts(look: Look) -> None:
+    """The texts of the groups side by side, as LAQ's Figure 7(b)."""
+    if look.joint:
+        return
+    points, _ = looks_maps.points(look.run_id, look.name)
+    written = group_texts(points)
+    with st.grid(len(written), min_column_width=280):
+        for index, (name, text) in enumerate(written.items()):
+            count = int((points.group == index).sum())
+            with st.container(border=True, gap="xsmall", height=_TEXT_HEIGHT, key=f"said-{index}"):
+                st.markdown(f"**{plain(name.capitalize())}**")
+                st.caption(some(count, "token"))
+                st.text(text or "Nothing was generated in this run.")
