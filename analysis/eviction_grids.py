@@ -88,7 +88,7 @@ def kept_difference(
         capture,
         (first, second),
         counts,
-        ColourScale.centred("entries, A less B", np.abs(over_steps).max()),
+        ColourScale.centred("entries, A less B", max(1, np.abs(over_steps).max())),
         step,
         selected,
         title=f"Entries kept, A less B · A: {first.title} · B: {second.title}",

@@ -255,7 +255,7 @@ class _Run:
     def _facts(
         self, full: _Measured, policy: _Measured, steps: Columns, own: list[int]
     ) -> dict[str, float]:
-        """Agreement is the share of the captured response's steps with the same token."""
+        """Agreement is the share of the longer response's steps with the same token in both."""
         pairs = list(zip(own, self.response, strict=False))
         differs = [step for step, (one, other) in enumerate(pairs, 1) if one != other]
         if not differs and len(own) != len(self.response):
@@ -263,7 +263,7 @@ class _Run:
         equal = sum(one == other for one, other in pairs)
         return {
             "first_difference": float(differs[0]) if differs else float("nan"),
-            "agreement": equal / max(1, len(self.response)),
+            "agreement": equal / max(1, len(own), len(self.response)),
             "mean_kl": float(np.mean(steps["kl"])),
             "forced_nll": float(np.mean(steps["nll_policy"])),
             "full_nll": float(np.mean(steps["nll_full"])),
