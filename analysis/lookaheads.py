@@ -51,7 +51,7 @@ def lookahead(capture: Capture, choice: Mapping[str, Any], steps: int) -> Lookah
     times, info = capture.info.timings, capture.info
     seconds = LOAD_S + times.get("prefill", 1.0)
     seconds += steps * times.get("decode", 1.0) / max(1, info.response_length)
-    raise NeedsJob("lookahead", spec, seconds)
+    raise NeedsJob("lookahead", spec, seconds, "A lookahead")
 
 
 def recorded_lookaheads(capture: Capture) -> list[Lookahead]:

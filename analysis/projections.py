@@ -14,6 +14,7 @@ from analysis.queries import JointSpace, Points, joint_points, query_points
 from cache_store.reader import Capture
 
 METHODS = ("pca", "umap", "tsne")
+NAMES = {"pca": "PCA", "umap": "UMAP", "tsne": "t-SNE"}
 METRICS = ("euclidean", "cosine")
 KIND = "projection"
 NEIGHBOURS = 15
@@ -215,7 +216,7 @@ def stored_projection(capture: Capture, spec: Mapping[str, Any]) -> Projection:
     if derived is None:
         points, _ = points_of(capture, spec)
         seconds = FIRST_FIT_S + len(points.vectors) / POINTS_PER_S
-        raise NeedsJob(KIND, dict(spec), seconds, f"A {spec['method']} projection")
+        raise NeedsJob(KIND, dict(spec), seconds, f"A {NAMES[spec['method']]} map")
     with derived:
         return Projection(
             spec["method"],

@@ -6,7 +6,7 @@ import numpy as np
 
 from analysis.errors import AnalysisError
 from analysis.figure import Axis, ColourScale, Figure, Note, Series
-from analysis.projections import Projection
+from analysis.projections import NAMES, Projection
 from analysis.queries import JointSpace, Points, colours_of
 from analysis.rows import Selection
 from analysis.words import number, provenance, selection_words, source_words, visible
@@ -26,7 +26,6 @@ JOINT_NOTE = Note(
     "q′ = c·q, k′ = (k + mean q − mean k)/c, c where corr(−‖q′ − k′‖, q′·k′) is largest",
     "AttentionViz: joint query-key embeddings",
 )
-NAMES = {"pca": "PCA", "umap": "UMAP", "tsne": "t-SNE"}
 AXES = {"pca": ("first component", "second component")}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -11,11 +11,11 @@ import streamlit as st
 from analysis.errors import AnalysisError, NeedsJob
 from analysis.figure import Note
 from analysis.lookaheads import lookahead, recorded_lookaheads
-from analysis.projections import METRICS, NEIGHBOURS, projection_spec
+from analysis.projections import METRICS, NAMES, NEIGHBOURS, projection_spec
 from analysis.queries import WINDOW, group_texts
-from analysis.queries_figures import NAMES
+from analysis.words import selection_words
 from cache_store.reader import CaptureInfo
-from kvpolicies.choice import canonical, to_text
+from kvpolicies.choice import canonical, title, to_text
 from pages.parts import backstage, card, looks_maps, places, selection, waiting
 from pages.parts.text import number, plain, some
 
@@ -39,8 +39,8 @@ TABLE_NOTE = Note(
     "LAQ, Figure 7 and Section 3",
 )
 TEXT_WORDS = (
-    "The three texts are what the three groups of points stand for; the step's token is outlined "
-    "on the map as a colour of its own."
+    "They are what the groups of points stand for. On the map, the query of the chosen step has a "
+    "colour of its own; point at any other to see its token."
 )
 WORDS: dict[str, str | Note] = {"Distances": TABLE_NOTE, "The texts": TEXT_WORDS}
 LABELS = ("prompt window", "lookahead", "response")
@@ -147,7 +147,7 @@ def _lookahead(
     new = _words(*fresh)
     names = [*recorded, *([] if new in recorded else [new]), NONE]
     labels = {name: made.title for name, made in recorded.items()}
-    labels.setdefault(new, f"lookahead of {fresh[1]} on {to_text(fresh[0])}, not recorded")
+    labels.setdefault(new, f"{fresh[1]} tokens on {title(fresh[0])}, not recorded")
     chosen = selection.choice(
         "Lookahead",
         "draft",
@@ -186,9 +186,10 @@ def projected(look: Look) -> dict[str, str | Note]:
         figure = looks_maps.query_map(look.run_id, look.name, look.by, highlight)
     except NeedsJob as need:
         what = "queries and keys" if look.joint else "queries"
-        title = f"{NAMES[method]} of {what}, layer {look.layer}, head {look.head}"
-        waiting.job_offer(need, look.run_id, title, key="projection")
-        return {}
+        name = f"{NAMES[method]} of {what}, {selection_words(look.layer, look.head)}"
+        with st.container():
+            waiting.job_offer(need, look.run_id, name, key="projection")
+            return projected(replace(look, spec={**look.spec, "method": "pca"}))
     except AnalysisError as error:
         places.sentence(error)
         return {}

@@ -15,8 +15,11 @@ ICONS = {
     "Attention": ":material/grid_on:",
     "Eviction": ":material/content_cut:",
     "Recurrence": ":material/history:",
+    "Recall": ":material/target:",
     "Queries": ":material/scatter_plot:",
+    "Budgets": ":material/stacked_bar_chart:",
     "Partitions": ":material/view_column:",
+    "Picks": ":material/checklist:",
 }
 
 
@@ -32,8 +35,11 @@ def sections() -> dict[str, list[Any]]:
         "Evict": [st.Page("pages/eviction.py", title="Eviction")],
         "Papers": [
             st.Page("pages/recurrence.py", title="Recurrence"),
+            st.Page("pages/recall.py", title="Recall"),
             st.Page("pages/queries.py", title="Queries"),
+            st.Page("pages/budgets.py", title="Budgets"),
             st.Page("pages/partitions.py", title="Partitions"),
+            st.Page("pages/picks.py", title="Picks"),
         ],
     }
 

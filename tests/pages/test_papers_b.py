@@ -173,3 +173,49 @@ def test_a_layer_in_a_sliding_window_is_a_sentence(home: Path, open_page: Open) 
         app = open_page("partitions", run=run, layer="0", lagkv=panel)
         assert not app.exception and not app.error
         assert "attends within a sliding window of 8 tokens" in words(app)
+
+
+SAGE_PANELS = ["Picks", "Overlap", "Sliding window", "Over budgets"]
+
+
+@pytest.mark.parametrize("panel", SAGE_PANELS)
+@pytest.mark.parametrize("budget", ["1", "8"])
+def test_picks_of_any_capture(made: Synthetic, open_page: Open, panel: str, budget: str) -> None:
+    if int(budget) > made.length:
+        pytest.skip("a budget beyond the text is refused by the budget's own control")
+    app = open_page("picks", run=made.run_id, sage=panel, budget=budget)
+    assert not app.exception and not app.error and not app.warning
+    if panel == "Over budgets" and made.response_length == 0:
+        assert "Nothing was generated in this run" in words(app)
+
+
+def test_the_partition_by_hand(grouped: Synthetic, open_page: Open) -> None:
+    """B = 16, G = 2: S = 4, k = 4 for each of two heads, R = 16 - 4 - 8 = 4."""
+    app = open_page("picks", run=RUN, budget="16", layer="1", head="3", step="2")
+    assert not app.exception and not app.error and not app.warning
+    there = words(app)
+    assert "4 sinks, 4 picks for each of 2 query heads, 4 recent and the last token" in there
+    assert "31 candidates" in there and "G = 2" in there
+    # sinks, the head's own picks, and the window of R + 1 after two more tokens
+    assert f"{4 + 4 + 5} of 42 tokens after step 2 in layer 1, query head 3" in there
+
+
+def test_a_budget_beyond_the_prompt_selects_nothing(grouped: Synthetic, open_page: Open) -> None:
+    app = open_page("picks", run=RUN, budget="48")
+    assert not app.exception and not app.error
+    assert "Nothing is selected: 40 prompt tokens fit a budget of 48" in words(app)
+    assert "so nothing is picked" in words(app)
+
+
+def test_the_mean_of_another_page_leads_to_a_head(grouped: Synthetic, open_page: Open) -> None:
+    for page in ("picks", "partitions"):
+        app = open_page(page, run=RUN, layer="mean", head="mean", step="-3")
+        assert not app.exception and not app.error and not app.warning
+        assert app.selectbox(key="layer").value == str(grouped.first_look()[0])
+        assert app.slider(key="step").value == 0
+
+
+def test_a_kv_head_leads_to_its_query_heads(grouped: Synthetic, open_page: Open) -> None:
+    other = 1 - grouped.first_look()[1] // 2
+    app = open_page("picks", run=RUN, kv_head=str(other))
+    assert int(app.selectbox(key="head").value) // 2 == other

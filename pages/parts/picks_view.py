@@ -1,0 +1,198 @@
+"""The parts of the Picks page: SAGE-KV's partition for a budget, and one function per panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import streamlit as st
+
+from analysis.errors import AnalysisError
+from analysis.figure import Figure, Note
+from analysis.picks import Partition
+from analysis.picks_figures import OVERLAP_NOTE, PICK_NOTE, SLIDE_NOTE, partition_words
+from analysis.retained_figures import RETAINED_NOTE, SCHEME_NOTE
+from cache_store.reader import CaptureInfo
+from pages.parts import card, looks_maps, places, policy_budget, selection
+from pages.parts.text import plain
+from pages.parts.token_text import eviction_text
+
+Notes = dict[str, str | Note]
+
+SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
+_SMALLEST = 8
+_HEIGHT = 400
+UNION_WORDS = (
+    "A KV head stores what any of its query heads picked; the more they agree, the smaller the "
+    "number and the less of the budget is used. A click on a cell chooses its layer and heads."
+)
+TABLE_WORDS = (
+    "The entries that most query heads of the layer agree on stand first. The weight is the "
+    "largest attention that any of them gives to the entry at the last prompt token."
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Everything the page shows, as chosen by the reader; all of it is in the URL."""
+
+    run_id: str
+    info: CaptureInfo
+    budget: int
+    layer: int
+    head: int
+    step: int
+    panel: str
+
+    @property
+    def parts(self) -> Partition:
+        return looks_maps.sage_partition(self.run_id, self.budget)
+
+    def link(self) -> dict[str, Any]:
+        return places.link(
+            self.run_id,
+            "budget",
+            "unit",
+            "page",
+            layer=self.layer,
+            head=self.head,
+            step=self.step,
+            sage=self.panel,
+        )
+
+
+def controls(run_id: str, info: CaptureInfo) -> Look:
+    """One row of controls, the partition they make, and which panel is shown."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        budget = policy_budget.control(info).entries(info)
+        layer = places.layer(run_id, info)
+        head = places.query_head(run_id, info)
+        step = places.step(info)
+    words = partition_words(looks_maps.sage_partition(run_id, budget))
+    sharing = (
+        f"{info.query_heads} query heads share {info.kv_heads} KV heads, G = {info.group}"
+        if info.group > 1
+        else "each query head has a KV head of its own, G = 1"
+    )
+    st.caption(plain(f"{words}. In this model {sharing}."))
+    panel = selection.segment("Show", "sage", tuple(PANELS), label_visibility="collapsed")
+    return Look(run_id, info, budget, layer, int(head), step, panel)
+
+
+def overview(look: Look) -> Notes:
+    """The partition with every query head's picks, the text of one, and the picks as a table."""
+    _card(look, "picks", lambda: _figure(look, "picks_strip", step=look.step))
+    notes: Notes = {"Picks": PICK_NOTE}
+    with st.container(horizontal=True):
+        page = places.text_page(look.run_id, look.info, look.step)
+    shown = looks_maps.sage_text(look.run_id, look.budget, look.layer, look.head, look.step, page)
+    with st.container(border=True, gap="xsmall", key="card-sage-text"):
+        st.markdown("**What the chosen query head attends to**")
+        eviction_text(
+            shown,
+            key="sage-text",
+            dark=card.theme() == "dark",
+            on_step=lambda step: selection.go_to_step("step", step),
+        )
+        st.caption(plain(shown.caption))
+    notes["The text"] = shown.note
+    _table(look)
+    return {**notes, "The table": TABLE_WORDS}
+
+
+def _table(look: Look) -> None:
+    table = looks_maps.picks_table(look.run_id, look.budget, look.layer)
+    with st.container(border=True, gap="xsmall", key="card-picks-table"):
+        st.markdown(f"**Picked in layer {look.layer}**")
+        if table.empty:
+            st.caption(plain(f"{partition_words(look.parts)}, so nothing is picked."))
+            return
+        st.dataframe(
+            table,
+            hide_index=True,
+            height=_HEIGHT - 80,
+            alt=f"The {len(table)} entries that a query head of layer {look.layer} picks",
+            column_config={
+                "position": st.column_config.NumberColumn("Position", format="localized"),
+                "token": st.column_config.TextColumn("Token"),
+                "heads": st.column_config.ProgressColumn(
+                    "Query heads", format="%d", min_value=0, max_value=look.info.query_heads
+                ),
+                "by": st.column_config.TextColumn("Which"),
+                "weight": st.column_config.NumberColumn("Largest weight", format="%.2g"),
+            },
+        )
+        card.actions(lambda: table, key="picks-table", name="picks", link_values=look.link())
+
+
+def overlap(look: Look) -> Notes:
+    """How alike the query heads choose, and how much of the budget their union takes."""
+    cell = (look.layer, look.head // look.info.group)
+    with st.grid(2, min_column_width=440):
+        _card(look, "overlap", lambda: _figure(look, "overlap_matrix"), height=_HEIGHT)
+        _card(
+            look,
+            "union",
+            lambda: looks_maps.union_sizes(look.run_id, look.budget, cell),
+            height=_HEIGHT,
+            on_cell=lambda layer, kv_head: _go(layer, kv_head * look.info.group),
+        )
+    return {"Overlap": OVERLAP_NOTE, "Stored entries": UNION_WORDS}
+
+
+def _go(layer: int, head: int) -> None:
+    """From a click on a cell: this layer, and the first query head of the KV head."""
+    st.session_state["layer"], st.session_state["head"] = str(layer), str(head)
+    selection.forget_notices()
+
+
+def window(look: Look) -> Notes:
+    """The recent window over the steps, and what positions the cached entries are given."""
+    _card(look, "sliding", lambda: _figure(look, "sliding", look.head))
+    _card(
+        look,
+        "schemes",
+        lambda: looks_maps.position_schemes(look.run_id, look.budget, look.step),
+        height=_HEIGHT,
+    )
+    return {"Sliding window": SLIDE_NOTE, "Position schemes": SCHEME_NOTE}
+
+
+def over_budgets(look: Look) -> Notes:
+    """What stays of the response's attention at each budget, against StreamingLLM."""
+    sizes = budgets(look.info.prompt_length, look.budget)
+    with st.grid(2, min_column_width=440):
+        for measure in ("mass", "error"):
+            chosen = (look.run_id, measure, look.layer, sizes)
+            _card(look, measure, partial(looks_maps.over_budgets, *chosen), height=_HEIGHT)
+    return {"Over the budget": RETAINED_NOTE}
+
+
+def budgets(prompt_length: int, chosen: int) -> tuple[int, ...]:
+    """The budgets that are measured, in entries, with the chosen one among them."""
+    sizes = {max(_SMALLEST, int(share * prompt_length)) for share in SHARES}
+    return tuple(sorted({size for size in sizes if size < prompt_length} | {chosen}))
+
+
+PANELS = {
+    "Picks": overview,
+    "Overlap": overlap,
+    "Sliding window": window,
+    "Over budgets": over_budgets,
+}
+
+
+def _figure(look: Look, name: str, *chosen: int, **more: int) -> Figure:
+    return looks_maps.sage_figure(name, look.run_id, look.budget, look.layer, *chosen, **more)
+
+
+def _card(look: Look, key: str, make: Callable[[], Figure], **more: Any) -> None:
+    """A figure as a card, or the sentence why there is none."""
+    try:
+        figure = make()
+    except AnalysisError as error:
+        places.sentence(error)
+    else:
+        card.figure_card(figure, key=f"sage-{key}", link_values=look.link(), **more)
