@@ -148,6 +148,7 @@ def _shape(marker: Marker, figure: Figure, colours: dict[str, str]) -> dict[str,
             "y0": marker.y - 0.5,
             "y1": marker.y + 0.5,
             "line": line | {"width": 3},
+            "label": {"text": escaped(marker.label), "font": {"size": 14, "color": "#FFFFFF"}},
         }
     # A border is named inside the plot and the choice above it, so that neither covers the other;
     # on the right half to the left of the line, where there is room.

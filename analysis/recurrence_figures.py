@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ from analysis.curves import edges_within, pool_columns, pooling_words
 from analysis.errors import AnalysisError
 from analysis.figure import Axis, ColourScale, Figure, Marker, Note
 from analysis.recurrence import NO_RESPONSE, Recurring, Tracked
-from analysis.text import token_pieces
+from analysis.text import TokenView, token_pieces
 from analysis.words import number, provenance, source_words, visible
 from cache_store.reader import Capture
 
@@ -92,6 +93,34 @@ def attention_map(
 def circled(value: int) -> str:
     """① … ⑳, as the paper numbers its tokens; plain beyond that."""
     return chr(0x245F + value) if 1 <= value <= 20 else f"({value})"
+
+
+def numbered_text(
+    views: Sequence[TokenView], recurring: Sequence[Recurring], layer: int, kv_head: int
+) -> TokenView:
+    """The text with the numbers of its recurring tokens, shaded by the KV head's attention.
+
+    views: the same page and steps, one per query head of the KV head.
+    """
+    view = views[0]
+    pieces = list(view.pieces)
+    for token in recurring:
+        place = token.position - view.first
+        if 0 <= place < len(pieces):
+            word = pieces[place].lstrip(" ")
+            space = " " * (len(pieces[place]) - len(word))
+            pieces[place] = f"{space}{circled(token.number)}{word}"
+    rows = np.mean([own.rows.astype(np.float32) for own in views], axis=0).astype(np.float16)
+    return replace(
+        view,
+        pieces=tuple(pieces),
+        rows=np.ascontiguousarray(rows),
+        caption=(
+            f"Shade: attention of step {view.step:,}, the mean over the query heads of KV head "
+            f"{kv_head} in layer {layer}; numbers: the {len(recurring)} recurring tokens."
+        ),
+        alt=f"The text with {len(recurring)} recurring tokens numbered.",
+    )
 
 
 def recurring_table(capture: Capture, recurring: Sequence[Recurring]) -> pd.DataFrame:

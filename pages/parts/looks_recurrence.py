@@ -1,0 +1,201 @@
+"""What the Recurrence page shows, computed once; every cache is bounded.
+
+The arrays of a run are kept as they are (never changed, so they need no copy); a slider asks them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from analysis import lazy_decisions, lazy_figures, mri_figures, recurrence, recurrence_figures
+from analysis.figure import Figure
+from analysis.traces import layers_within
+from pages.parts import backstage, eviction_looks, looks
+from pages.parts.looks_papers import Cell, Runs, captures
+
+if TYPE_CHECKING:
+    from analysis.attention import TokenView
+    from analysis.recurrence import Distribution, Recurring, Tracked
+
+Alpha = float | str
+CELLS = 32_000_000  # attention weights of a run kept in memory: 128 MB
+
+
+@st.cache_resource(max_entries=3, show_spinner=False)
+def _response(run_id: str) -> tuple[tuple[int, ...], np.ndarray]:
+    """The layers that fit, and the full cache's attention of the response in them."""
+    capture = backstage.capture(run_id)
+    layers = layers_within(capture, CELLS)
+    return tuple(layers), recurrence.response_attention(capture, layers)
+
+
+def response_layers(run_id: str) -> tuple[int, ...]:
+    """Which layers the distributions are over: all that fit."""
+    return _response(run_id)[0]
+
+
+@st.cache_resource(max_entries=3, show_spinner=False)
+def _one_layer(run_id: str, layer: int) -> np.ndarray:
+    return recurrence.response_attention(backstage.capture(run_id), [layer])[0]
+
+
+def layer_attention(run_id: str, layer: int) -> np.ndarray:
+    """Attention of the response in one layer; float32 (kv_heads, T, P + T)."""
+    layers, attention = _response(run_id)
+    if layer in layers:
+        return attention[layers.index(layer)]
+    return _one_layer(run_id, layer)
+
+
+@st.cache_resource(max_entries=3, show_spinner=False)
+def _tracked(run_id: str, alpha: Alpha, count: str) -> Tracked:
+    attention = _response(run_id)[1]
+    prompt = backstage.capture(run_id).info.prompt_length
+    return recurrence.track(attention, alpha, prompt, count=count)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def head_tracked(run_id: str, layer: int, kv_head: int, alpha: Alpha, count: str) -> Tracked:
+    """The tracking of one head; cheap, so that the map follows α before the distribution does."""
+    attention = layer_attention(run_id, layer)[kv_head]
+    prompt = backstage.capture(run_id).info.prompt_length
+    return recurrence.track(attention, alpha, prompt, count=count)
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def mri_distribution(run_id: str, alpha: Alpha, count: str) -> Distribution:
+    return recurrence.distribution([_tracked(run_id, alpha, count)])
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _head_values(run_id: str, alpha: Alpha, count: str) -> tuple[np.ndarray, np.ndarray]:
+    return recurrence.head_distributions(_tracked(run_id, alpha, count))
+
+
+def pooled(runs: Runs, alpha: Alpha, count: str) -> Distribution:
+    return recurrence.pooled_distribution([mri_distribution(run, alpha, count) for run in runs])
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def mri(runs: Runs, figure: str, alpha: Alpha, count: str) -> Figure:
+    """`mri_histogram` or `mri_cdf` over the runs."""
+    parts = [mri_distribution(run, alpha, count) for run in runs]
+    return getattr(mri_figures, figure)(captures(runs), parts, alpha=alpha)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def mri_by_head(runs: Runs, measure: str, alpha: Alpha, count: str, selected: Cell) -> Figure:
+    which = list(mri_figures.MEASURES).index(measure)
+    values = [_head_values(run, alpha, count)[which] for run in runs]
+    return mri_figures.mri_by_head(
+        captures(runs), values, measure, layers=response_layers(runs[0]), selected=selected
+    )
+
+
+def recurring(run_id: str, layer: int, kv_head: int, alpha: Alpha, count: str) -> list[Recurring]:
+    return recurrence.recurring_tokens(
+        head_tracked(run_id, layer, kv_head, alpha, count),
+        layer_attention(run_id, layer)[kv_head],
+    )
+
+
+@st.cache_data(max_entries=48, show_spinner=False)
+def attention_map(
+    run_id: str, layer: int, kv_head: int, alpha: Alpha, count: str, step: int
+) -> Figure:
+    return recurrence_figures.attention_map(
+        backstage.capture(run_id),
+        layer_attention(run_id, layer)[kv_head],
+        recurring(run_id, layer, kv_head, alpha, count),
+        layer,
+        kv_head,
+        step=step,
+    )
+
+
+def recurring_table(
+    run_id: str, layer: int, kv_head: int, alpha: Alpha, count: str
+) -> pd.DataFrame:
+    found = recurring(run_id, layer, kv_head, alpha, count)
+    return recurrence_figures.recurring_table(backstage.capture(run_id), found)
+
+
+@st.cache_data(max_entries=48, show_spinner=False)
+def activation_raster(run_id: str, layer: int, kv_head: int, alpha: Alpha, count: str) -> Figure:
+    return recurrence_figures.activation_raster(
+        backstage.capture(run_id),
+        head_tracked(run_id, layer, kv_head, alpha, count),
+        layer,
+        kv_head,
+        alpha=alpha,
+    )
+
+
+def numbered_text(
+    run_id: str, layer: int, kv_head: int, alpha: Alpha, count: str, step: int, page: int | None
+) -> TokenView:
+    """The text shaded by the KV head's attention; recurring tokens carry their numbers."""
+    group = backstage.capture(run_id).info.group
+    window = looks.window_for(backstage.capture(run_id).info.length)
+    views = [
+        looks.text_view(run_id, layer, head, step, page, window)
+        for head in range(kv_head * group, (kv_head + 1) * group)
+    ]
+    found = recurring(run_id, layer, kv_head, alpha, count)
+    return recurrence_figures.numbered_text(views, found, layer, kv_head)
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def score_curves(term: str, h1: str, h2: str) -> Figure:
+    return lazy_figures.score_curves(term, h1=h1, h2=h2)
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def score_points(
+    run_id: str, layer: int, kv_head: int, alpha: Alpha, term: str, step: int, h1: str, h2: str
+) -> Figure:
+    capture = backstage.capture(run_id)
+    tracked = head_tracked(run_id, layer, kv_head, alpha, "from_birth")
+    pause, longest = recurrence.state_at(tracked, step, capture.info.prompt_length)
+    return lazy_figures.score_points(
+        capture, pause, longest, term, step=step, layer=layer, kv_head=kv_head, h1=h1, h2=h2
+    )
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _decisions(
+    run_id: str, layer: int, form: str, budget: int, window: int, alpha: Alpha
+) -> lazy_decisions.LazyDecisions:
+    return lazy_decisions.lazy_decisions(
+        backstage.capture(run_id), layer, form, budget=budget, window=window, alpha=alpha
+    )
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def evictions_table(
+    run_id: str, layer: int, kv_head: int, alpha: Alpha, budget: int, window: int
+) -> pd.DataFrame:
+    """Both forms' evictions in one head."""
+    made = {
+        form: _decisions(run_id, layer, form, budget, window, alpha)
+        for form in lazy_decisions.FORMS
+    }
+    tracked = head_tracked(run_id, layer, kv_head, alpha, "from_birth")
+    return lazy_decisions.evictions_table(made, tracked, kv_head)
+
+
+def evictions(
+    run_id: str, layer: int, kv_head: int, alpha: Alpha, budget: int, window: int, step: int
+) -> Figure:
+    table = evictions_table(run_id, layer, kv_head, alpha, budget, window)
+    return lazy_figures.evictions(backstage.capture(run_id), table, layer, kv_head, step=step)
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def cached_over_steps(run_id: str, names: Runs, step: int) -> Figure:
+    replays = [eviction_looks.replayed(run_id, name) for name in names]
+    return lazy_figures.cached_over_steps(backstage.capture(run_id), replays, step=step)

@@ -1,0 +1,136 @@
+"""What the pages of the papers share: their controls, and figures that may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import streamlit as st
+
+from analysis.errors import NeedsJob
+from analysis.figure import Figure, Note
+from backend.jobs import derive_job
+from cache_store.errors import KVScopeError
+from cache_store.reader import CaptureInfo
+from kvpolicies import PolicyError
+from pages.parts import backstage, card, policy_replays, policy_slots, selection
+from pages.parts.policy_replays import Pending
+from pages.parts.text import plain, shorten
+
+HEIGHT = 380
+_VERBS = {"context_attention": "Compute it", "policy_run": "Run it"}
+_JOBS = {
+    "second_reading": "A second reading of the context",
+    "context_attention": "Attention over the whole context",
+    "lookahead": "Lookahead response",
+    "policy_run": "Run for real",
+}
+
+
+def held(key: str, default: str, valid: Callable[[str], bool], says: str) -> str:
+    """The URL's value of a control that may have values no list holds, or the default."""
+    asked = st.query_params.get(key)
+    if asked is None:
+        return default
+    if not valid(asked):
+        selection.notice(
+            key, f"There is no {key} {shorten(asked, 20)!r} here: {says}. Shown is {default}."
+        )
+        return default
+    selection.forget_notice(key)
+    return asked
+
+
+def hold(key: str, widget: str, value: Any) -> Callable[[], None]:
+    """Before a control is drawn: it shows `value`; what it returns writes the URL on a change."""
+    policy_slots.hold(widget, value)
+
+    def changed() -> None:
+        now = st.session_state[widget]
+        selection.forget_notice(key)
+        st.query_params[key] = [str(item) for item in now] if isinstance(now, list) else str(now)
+
+    return changed
+
+
+def pooled_runs(run_id: str, info: CaptureInfo) -> tuple[str, ...]:
+    """This run and the other runs of the same model that the reader pools with it."""
+    runs = backstage.runs()
+    same = runs[
+        (runs["model_id"] == info.model_id)
+        & (runs["layers"] == info.layers)
+        & (runs["kv_heads"] == info.kv_heads)
+        & runs["error"].isna()
+    ]
+    titles = {
+        str(run): shorten(title, 40)
+        for run, title in zip(same["id"], same["title"], strict=True)
+        if str(run) != run_id
+    }
+    asked = st.query_params.get_all("with")
+    known = [run for run in asked if run in titles]
+    if set(asked) - {*known, run_id}:
+        selection.notice("with", "The address pools runs that are not of this model or not here.")
+    else:
+        selection.forget_notice("with")
+    if not titles:
+        return (run_id,)
+    changed = hold("with", "pooled_runs", known)
+    st.multiselect(
+        "Pool with other runs of this model",
+        list(titles),
+        format_func=lambda run: titles.get(run, run),
+        key="pooled_runs",
+        on_change=changed,
+        placeholder="This run alone",
+    )
+    return (run_id, *known)
+
+
+def attempt(
+    make: Callable[[], Figure],
+    *,
+    title: str,
+    key: str,
+    run_id: str,
+    link: dict[str, Any],
+    height: int = HEIGHT,
+    on_cell: Callable[[int, int], None] | None = None,
+) -> Figure | None:
+    """The figure as a card; in its place the job that it needs, or the sentence why it is not."""
+    try:
+        figure = make()
+    except (KVScopeError, PolicyError) as error:
+        instead(error, title=title, key=key, run_id=run_id)
+        return None
+    card.figure_card(figure, key=key, link_values=link, height=height, on_cell=on_cell)
+    return figure
+
+
+def instead(error: Exception, *, title: str, key: str, run_id: str) -> None:
+    """In the place of something that cannot be shown yet, or not at all."""
+    if isinstance(error, NeedsJob):
+        name = _JOBS.get(error.kind, title)
+        job = derive_job(run_id, error.kind, error.spec, name)
+        verb = _VERBS.get(error.kind, "Record it")
+        policy_replays.waiting(Pending(title, job, error), key=key, verb=verb)
+        return
+    with st.container(border=True, gap="xsmall", key=f"card-{key}"):
+        st.markdown(f"**{plain(title)}**")
+        st.caption(plain(str(error)))
+
+
+def notes_of(figures: dict[str, Figure | None]) -> None:
+    """Two sentences for each figure that is shown; figures with one note share them."""
+    notes: dict[str, str | Note] = {}
+    for name, figure in figures.items():
+        if figure is not None and figure.note and figure.note not in notes.values():
+            notes[name] = figure.note
+    if notes:
+        card.how_to_read(notes)
+
+
+def numbers(texts: Sequence[str], lowest: int, highest: int) -> list[int]:
+    """The whole numbers from `lowest` to `highest` among what a reader typed, in order."""
+    found = {int(text) for text in texts if str(text).isdecimal()}
+    return sorted(value for value in found if lowest <= value <= highest)

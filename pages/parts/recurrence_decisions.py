@@ -1,0 +1,183 @@
+"""The Recurrence page's panels on LazyEviction itself: its score, and what it evicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from analysis.figure import Figure
+from analysis.lazy_decisions import decision_summary
+from analysis.lazy_figures import TERMS
+from cache_store.errors import KVScopeError
+from cache_store.reader import CaptureInfo
+from kvpolicies.parameters import PARAMETERS
+from pages.parts import (
+    card,
+    eviction_looks,
+    looks_recurrence,
+    paper_view,
+    policy_budget,
+    policy_replays,
+    policy_slots,
+    selection,
+)
+from pages.parts.policy_replays import Pending
+from pages.parts.text import plain
+
+if TYPE_CHECKING:
+    from pages.parts.recurrence_view import Look
+
+WINDOW = 25  # the policy's own default
+EVICTED_COLUMNS = {
+    "form": "Form",
+    "decisions": "Decisions",
+    "evicted": "Evicted",
+    "returned": "Return later",
+}
+
+
+def scores(look: Look) -> dict[str, Figure | None]:
+    """H1, H2 and I in both forms, with the tokens of the head on them."""
+    curves = list(PARAMETERS["h1"].choices)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        term = selection.segment("Term", "term", ["I", "H1", "H2"])
+        h1 = selection.choice("Curve of H1", "h1", curves, curves[0], width=120)
+        h2 = selection.choice("Curve of H2", "h2", curves, curves[0], width=120)
+    assert term in TERMS
+    figures: dict[str, Figure | None] = {}
+    with st.grid(2, min_column_width=440):
+        figures["The score"] = paper_view.attempt(
+            lambda: looks_recurrence.score_points(*look.head, term, look.step, h1, h2),
+            title=f"{term} of the tokens",
+            key="score-points",
+            run_id=look.run_id,
+            link=look.link(),
+        )
+        figures["The curves"] = paper_view.attempt(
+            lambda: looks_recurrence.score_curves(term, h1, h2),
+            title=f"{term} as a curve",
+            key="score-curves",
+            run_id=look.run_id,
+            link=look.link(),
+        )
+    return figures
+
+
+def evictions(look: Look) -> dict[str, Figure | None]:
+    """What stays cached over the steps, and what each decision evicts in both forms."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        shared = policy_budget.control(look.info)
+        window = _window(look)
+    budget = shared.entries(look.info)
+    figures: dict[str, Figure | None] = {}
+    with st.grid(2, min_column_width=440):
+        figures["Evictions"] = paper_view.attempt(
+            lambda: looks_recurrence.evictions(*look.head, budget, window, look.step),
+            title="What LazyEviction evicts",
+            key="evictions",
+            run_id=look.run_id,
+            link=look.link(),
+        )
+        figures["The sawtooth"] = _sawtooth(look, shared, window)
+    if figures["Evictions"] is not None:
+        _summary(look, budget, window)
+    return figures
+
+
+def _window(look: Look) -> int:
+    """The W of the policy: the reader's, or the proposed one at a press."""
+    last, asked = longest(look.info), asked_window(look.info)
+    st.number_input(
+        "W",
+        min_value=1,
+        max_value=last,
+        key="lazy_window",
+        on_change=paper_view.hold("w", "lazy_window", asked),
+        help="Steps between two evictions, whose entries are always kept.",
+        width=120,
+    )
+    proposed = looks_recurrence.pooled(look.runs, look.alpha, look.count).window()
+    if proposed is not None and min(proposed, last) != asked:
+        st.button(
+            f"Take the proposed {min(proposed, last)}",
+            key="take-window",
+            on_click=_take,
+            args=(min(proposed, last),),
+        )
+    return asked
+
+
+def longest(info: CaptureInfo) -> int:
+    """The largest W that can be chosen; as long as the response."""
+    return max(2, info.response_length)
+
+
+def asked_window(info: CaptureInfo) -> int:
+    """The URL's W."""
+    last = longest(info)
+    usual = str(min(WINDOW, last))
+    return int(
+        paper_view.held(
+            "w",
+            usual,
+            lambda value: selection.is_step(value, 1, last),
+            f"W goes from 1 to {last:,}",
+        )
+    )
+
+
+def _take(window: int) -> None:
+    st.query_params["w"] = str(window)
+
+
+def _sawtooth(look: Look, shared: policy_slots.Budget, window: int) -> Figure | None:
+    """LazyEviction with this W beside the policies of the Eviction page, where they are there."""
+    lazy = {"key": "lazyeviction", "options": {"window": window}}
+    others = [one for one in policy_slots.choices() if one.get("key") != "lazyeviction"]
+    choices = [policy_slots.with_budget(one, shared, look.info) for one in (lazy, *others)]
+    seen = [policy_replays.replay(look.run_id, one) for one in choices]
+    ready = [one for one in seen if policy_replays.is_ready(one)]
+    with st.container():
+        figure = None
+        if ready:
+            names = tuple(eviction_looks.name_of(one.choice) for one in ready)
+            figure = paper_view.attempt(
+                lambda: looks_recurrence.cached_over_steps(look.run_id, names, look.step),
+                title="Entries cached over the generated length",
+                key="sawtooth",
+                run_id=look.run_id,
+                link=look.link(),
+            )
+        for index, one in enumerate(seen):
+            if isinstance(one, Pending):
+                policy_replays.waiting(one, key=f"saw-{index}")
+    return figure
+
+
+def _summary(look: Look, budget: int, window: int) -> None:
+    try:
+        table = looks_recurrence.evictions_table(*look.head, budget, window)
+    except KVScopeError:  # said in the figure's place
+        return
+    summary = decision_summary(table)
+    with st.container(border=True, gap="xsmall", key="card-evicted"):
+        st.markdown("**How much of it would have come back**")
+        if summary.empty:
+            st.caption(
+                "Nothing is evicted in this head: no decision finds more entries than the budget. "
+                "Choose a smaller budget or W."
+            )
+            return
+        column = st.column_config
+        st.dataframe(
+            summary,
+            hide_index=True,
+            alt="Evictions of both forms and how many of them return",
+            column_config={
+                **{key: column.Column(words) for key, words in EVICTED_COLUMNS.items()},
+                "share_returned": column.NumberColumn("Share", format="percent"),
+            },
+        )
+        st.caption(plain("The data below lists every evicted entry of this head."))
+        card.actions(lambda: table, key="evicted", name="evictions", link_values=look.link())
