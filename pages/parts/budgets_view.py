@@ -1,0 +1,308 @@
+"""The parts of the Budgets page: its controls and one function per row of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from analysis.budgets import ALLOCATIONS
+from analysis.budgets_figures import OVERRIDE
+from analysis.context_scores import SOURCES
+from analysis.figure import Figure
+from cache_store.errors import KVScopeError
+from cache_store.reader import CaptureInfo
+from kvpolicies import PolicyError
+from kvpolicies.parameters import PARAMETERS
+from pages.parts import card, eviction_view, looks_papers, paper_view, selection
+from pages.parts.looks_papers import VARIANTS, Operators
+from pages.parts.text import plain
+
+ROWS = 64  # composite slots of one page of the matrix
+NORMS = {"none": "none", "value": "‖v‖", "output": "‖vW_O‖"}
+OPERATORS = {
+    "agg_task": "Over the task's tokens",
+    "agg_group": "Over the query heads of a group",
+    "agg_head": "Over the KV heads of a slot",
+}
+FLOORS = {"one slot": 1, "none (the paper)": 0}
+LAYER_0 = {"as the paper": "paper", "as kvpress": "kvpress"}
+RULES = {ALLOCATIONS[key]: key for key in ("global", "head_adaptive", "pyramid", "composite")}
+SHOWN_VARIANTS = list(VARIANTS)[:4]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Everything the page shows, as chosen by the reader; all of it is in the URL."""
+
+    run_id: str
+    info: CaptureInfo
+    runs: tuple[str, ...]
+    layer: int
+    kv_head: int
+    ratio: float
+    source: str
+    operators: Operators
+    floor: int
+    match: str
+
+    @property
+    def scored(self) -> tuple[str, str, Operators, float, int]:
+        return self.run_id, self.source, self.operators, self.ratio, self.floor
+
+    def link(self) -> dict[str, Any]:
+        by = self.operators
+        return {
+            "run": self.run_id,
+            "with": list(self.runs[1:]) or None,
+            "layer": self.layer,
+            "kv_head": self.kv_head,
+            "ratio": f"{self.ratio:g}",
+            "source": self.source,
+            "agg_task": by.agg_task,
+            "agg_group": by.agg_group,
+            "agg_head": by.agg_head,
+            "norm": NORMS[by.value_norm],
+            "mean_term": "with" if by.head_mean else "without",
+            "floor": next(words for words, value in FLOORS.items() if value == self.floor),
+            "layer_0": next(words for words, value in LAYER_0.items() if value == self.match),
+            **{key: st.query_params.get(key) for key in ("split", "slot", "first", "step")},
+            "variant": st.query_params.get_all("variant") or None,
+        }
+
+
+def controls(run_id: str, info: CaptureInfo) -> Look:
+    """One row of controls; the operators behind "More"."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        layer, kv_head = eviction_view.layer_and_head(run_id, info)
+        ratio = _ratio()
+        source = selection.segment(
+            "Attention that counts",
+            "source",
+            list(SOURCES),
+            help=". ".join(f"{key}: {words}" for key, words in SOURCES.items()),
+        )
+        with st.popover("More", icon=":material/tune:"):
+            operators = _operators()
+            floor = selection.segment("Least that every layer keeps", "floor", list(FLOORS))
+            match = selection.segment("Layer 0 keeps", "layer_0", list(LAYER_0), help=OVERRIDE)
+            runs = paper_view.pooled_runs(run_id, info)
+    _slots(info)
+    return Look(
+        run_id,
+        info,
+        runs,
+        layer,
+        kv_head,
+        ratio,
+        source,
+        operators,
+        FLOORS[floor],
+        LAYER_0[match],
+    )
+
+
+def _ratio() -> float:
+    text = paper_view.held("ratio", "0.75", _is_ratio, "the ratio goes from 0 to 1")
+    st.slider(
+        "Compression ratio r",
+        0.0,
+        1.0,
+        step=0.01,
+        key="compression_ratio",
+        on_change=paper_view.hold("ratio", "compression_ratio", float(text)),
+        help="The share of the context's entries that is evicted.",
+    )
+    return float(text)
+
+
+def _is_ratio(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False
+
+
+def _operators() -> Operators:
+    values = {}
+    for key, label in OPERATORS.items():
+        default = str(PARAMETERS[key].default)
+        others = [str(value) for value in PARAMETERS[key].choices if value != default]
+        values[key] = selection.segment(label, key, [default, *others])
+    norm = selection.segment("Weighted by the norm of", "norm", list(NORMS.values()))
+    term = selection.segment("The mean over heads is added (Eq. 16)", "mean_term", _TERM)
+    weight = next(key for key, words in NORMS.items() if words == norm)
+    return Operators(**values, value_norm=weight, head_mean=term == _TERM[0])
+
+
+_TERM = ["with", "without"]
+
+
+def show(look: Look) -> dict[str, Figure | None]:
+    figures: dict[str, Figure | None] = {}
+    with st.grid(2, min_column_width=440):
+        try:
+            budgets = looks_papers.layer_budgets(
+                look.runs, look.source, look.operators, look.ratio, look.floor, look.match
+            )
+        except (KVScopeError, PolicyError) as error:
+            paper_view.instead(error, title="What each layer keeps", key="n", run_id=look.run_id)
+            return figures  # every other figure needs the same attention and total
+        card.figure_card(
+            budgets, key="layer-budgets", link_values=look.link(), height=paper_view.HEIGHT
+        )
+        figures["What each layer keeps"] = budgets
+        figures["At every ratio"] = _figure(
+            look,
+            "What each layer keeps at every ratio",
+            "over-ratios",
+            lambda: looks_papers.budgets_over_ratios(*look.scored),
+        )
+    if look.match != "paper":
+        st.caption(plain(OVERRIDE))
+    _splits(look, figures)
+    _composite(look, figures)
+    _effect(look, figures)
+    return figures
+
+
+def _figure(
+    look: Look, title: str, key: str, make: Callable[[], Figure], **more: Any
+) -> Figure | None:
+    return paper_view.attempt(
+        make, title=title, key=key, run_id=look.run_id, link=look.link(), **more
+    )
+
+
+def _splits(look: Look, figures: dict[str, Figure | None]) -> None:
+    """The same scores and total under other rules, by layer and by head."""
+    with st.grid(2, min_column_width=440):
+        figures["Other splits"] = _figure(
+            look,
+            "The same budget, split otherwise",
+            "splits",
+            lambda: looks_papers.allocation_lines(*look.scored),
+        )
+        with st.container(gap="xsmall"):
+            words = selection.choice(
+                "Split of the heads", "split", list(RULES), next(iter(RULES)), width=220
+            )
+            run_id, source, operators, ratio, floor = look.scored
+            _figure(
+                look,
+                "Entries by layer and KV head",
+                "head-budgets",
+                lambda: looks_papers.head_budgets(
+                    run_id,
+                    source,
+                    operators,
+                    ratio,
+                    RULES[words],
+                    floor,
+                    (look.layer, look.kv_head),
+                ),
+                height=paper_view.HEIGHT - 76,
+                on_cell=_to_head(look),
+            )
+
+
+def _to_head(look: Look) -> Callable[[int, int], None]:
+    return lambda layer, head: eviction_view.go(layer, head)
+
+
+def _composite(look: Look, figures: dict[str, Figure | None]) -> None:
+    """The composite tokens of the layer; a click shows what a slot is made of."""
+    context = look.info.context_length
+    first, slot = _slots(look.info)
+    with st.grid(2, min_column_width=440):
+        with st.container(gap="xsmall"):
+            figures["Composite tokens"] = _figure(
+                look,
+                f"Composite tokens of layer {look.layer}",
+                "composite",
+                lambda: looks_papers.composite_matrix(*look.scored, look.layer, first),
+                on_cell=_take_slot,
+            )
+            if context > ROWS:
+                pages = -(-context // ROWS)
+                st.pagination(
+                    pages,
+                    key="slots_page",
+                    on_change=_page,
+                    default=first // ROWS + 1,
+                )
+        if figures["Composite tokens"] is not None:
+            _slot(look, slot)
+
+
+def _slots(info: CaptureInfo) -> tuple[int, int]:
+    """The URL's first slot of the matrix, and the slot whose tokens are listed."""
+    last = max(0, info.context_length - 1)
+    first = _whole("first", 0, last)
+    return first, _whole("slot", first, last)
+
+
+def _whole(key: str, usual: int, last: int) -> int:
+    return int(
+        paper_view.held(
+            key,
+            str(usual),
+            lambda value: selection.is_step(value, 0, last),
+            f"it goes from 0 to {last:,}",
+        )
+    )
+
+
+def _page() -> None:
+    first = (int(st.session_state["slots_page"]) - 1) * ROWS
+    st.query_params["first"] = str(first)
+    st.query_params.pop("slot", None)
+
+
+def _take_slot(slot: int, kv_head: int) -> None:
+    """From a click on the matrix."""
+    st.query_params["slot"] = str(slot)
+    st.session_state["kv_head"] = str(kv_head)
+
+
+def _slot(look: Look, slot: int) -> None:
+    table = looks_papers.slot_table(*look.scored, look.layer, slot)
+    with st.container(border=True, gap="xsmall", key="card-slot"):
+        st.markdown(f"**Composite token {slot:,} of layer {look.layer}**")
+        column = st.column_config
+        st.dataframe(
+            table,
+            hide_index=True,
+            alt=f"The original tokens of composite token {slot} in {len(table)} heads",
+            column_config={
+                "kv_head": column.NumberColumn("KV head", width=70),
+                "position": column.NumberColumn("Position", format="localized", width=75),
+                "token": column.TextColumn("Token", width=90),
+                "text": column.TextColumn("In the text", width="large"),
+            },
+        )
+        st.caption("A click on a cell of the matrix shows another composite token.")
+        card.actions(lambda: table, key="slot", name=f"slot-{slot}", link_values=look.link())
+
+
+def _effect(look: Look, figures: dict[str, Figure | None]) -> None:
+    """What the other operators change, against the default."""
+    asked = [name for name in st.query_params.get_all("variant") if name in VARIANTS]
+    now = asked or SHOWN_VARIANTS
+    with st.container(border=False, gap="xsmall"):
+        st.multiselect(
+            "Operators compared with the default",
+            list(VARIANTS),
+            key="variants",
+            on_change=paper_view.hold("variant", "variants", now),
+        )
+        figures["Operators"] = _figure(
+            look,
+            "Effect of the operators on the budgets",
+            "operators",
+            lambda: looks_papers.operator_effect(
+                look.run_id, look.source, look.ratio, look.floor, tuple(now)
+            ),
+        )
