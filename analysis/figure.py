@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -234,3 +235,12 @@ class Figure:
         from analysis.figure_table import table_of
 
         return table_of(self)
+
+    def save(self, path: str | Path, *, venue: str = "neurips", **options: Any) -> Path:
+        """Write the figure in the form the name ends with: `figure.save("fig.pdf", venue="icml")`.
+
+        venue and options: `analysis.paper.venues`. Raises AnalysisError for what does not exist.
+        """
+        from analysis.export import save
+
+        return save(self, path, venue=venue, **options)

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from analysis.colours import series_colour, series_dash, series_pattern
 from analysis.figure import Axis, ColourScale, Figure
+from analysis.geometry import spacing
 from analysis.words import number
 
 _ESCAPES = str.maketrans(
@@ -65,17 +66,6 @@ def draw_heatmap(drawn: go.Figure, figure: Figure) -> None:
             hovertemplate=template.replace("%{z:", "%{customdata:"),
             showlegend=False,
         )
-
-
-def spacing(axis: Axis, count: int) -> tuple[float, float]:
-    """Centre of the first cell and distance of cells; the axis' range cuts a narrower last one."""
-    if axis.edges is not None:
-        width = float(axis.edges[1] - axis.edges[0])
-        return float(axis.edges[0]) + (width - 1) / 2, width
-    if axis.values is None or len(axis.values) == 0:
-        return 0.0, 1.0
-    step = float(axis.values[1] - axis.values[0]) if count > 1 else 1.0
-    return float(axis.values[0]), step
 
 
 def hover_line(axis: Axis, name: str, width: float) -> str:

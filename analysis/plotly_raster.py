@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 
 from analysis.colours import Category
 from analysis.figure import Figure
-from analysis.plotly_marks import escaped, hover_line, spacing
+from analysis.geometry import spacing
+from analysis.plotly_marks import escaped, hover_line
 
 # With more cells than pixels a browser leaves some out: the hatch is no finer than a small card.
 FINE_ROWS, FINE_COLUMNS = 260, 330

@@ -14,13 +14,13 @@ import plotly.graph_objects as go
 
 from analysis.colours import SELECTED
 from analysis.figure import Axis, Figure, Marker
+from analysis.geometry import limits as axis_limits
 from analysis.plotly_marks import (
     draw_bars,
     draw_heatmap,
     draw_lines,
     draw_scatter,
     escaped,
-    spacing,
 )
 from analysis.plotly_raster import draw_raster
 
@@ -71,27 +71,13 @@ def to_plotly(figure: Figure, *, theme: str = "light", height: int | None = None
         },
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": colours["text"]},
         "shapes": [_shape(marker, figure, colours) for marker in figure.markers],
-        "uirevision": f"{figure.mark} {_limits(figure, 'x')} {_limits(figure, 'y')}",
+        "uirevision": f"{figure.mark} {axis_limits(figure, 'x')} {axis_limits(figure, 'y')}",
     }
     drawn = go.Figure(layout=layout)  # at once: every later update costs milliseconds
     DRAW[figure.mark](drawn, figure)
     if figure.mark == "raster":  # left alone, the letters contrast with what lies under the cells
         drawn.update_traces(textfont={"color": colours["text"]}, selector={"type": "heatmap"})
     return drawn
-
-
-def _limits(figure: Figure, name: str) -> tuple[float, float] | None:
-    """What the axis spans, from edge to edge of its cells; None leaves it to Plotly."""
-    axis: Axis = getattr(figure, name)
-    if axis.range is not None:
-        return axis.range
-    if axis.edges is not None:
-        return float(axis.edges[0]) - 0.5, float(axis.edges[-1]) - 0.5
-    if figure.cells is not None:
-        count = figure.cells.shape[1 if name == "x" else 0]
-        first, step = spacing(axis, count)
-        return first - step / 2, first + (count - 0.5) * step
-    return None
 
 
 def _axis(axis: Axis, figure: Figure, name: str, colours: dict[str, str]) -> dict[str, Any]:
@@ -111,7 +97,7 @@ def _axis(axis: Axis, figure: Figure, name: str, colours: dict[str, str]) -> dic
         "separatethousands": True,
         "exponentformat": "none",
     }
-    limits = _limits(figure, name)
+    limits = axis_limits(figure, name)
     if axis.log:
         drawn["type"] = "log"
     elif limits is not None:
@@ -152,7 +138,7 @@ def _shape(marker: Marker, figure: Figure, colours: dict[str, str]) -> dict[str,
         }
     # A border is named inside the plot and the choice above it, so that neither covers the other;
     # on the right half to the left of the line, where there is room.
-    limits = _limits(figure, "x")
+    limits = axis_limits(figure, "x")
     if limits is None and figure.x.values is not None and len(figure.x.values):
         limits = float(figure.x.values[0]), float(figure.x.values[-1])
     right_half = bool(limits and marker.x is not None and marker.x > sum(limits) / 2)
