@@ -86,6 +86,7 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
                 chosen.choice("Queries per window", "width", [str(n) for n in range(1, 17)], "8")
             )
             runs = paper_view.pooled_runs(run_id, info)
+    _drafted_on()
     for key, usual, last in _draft_numbers(info):
         _asked(key, usual, last)
     newest = looks_papers.recorded(run_id)[-SHOWN_DRAFTS:]
@@ -232,12 +233,13 @@ def _record(look: Look) -> None:
     with st.container(border=True, gap="xsmall", key="card-drafts"):
         st.markdown("**Lookahead responses (dashed)**")
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            key = chosen.choice(
+            key = _drafted_on()
+            st.selectbox(
                 "Drafted on a cache of",
-                "draft",
                 DRAFTED_ON,
-                DRAFTED_ON[0],
-                format_func=names.get,
+                format_func=lambda policy: names[policy],
+                key="recall_draft",
+                on_change=paper_view.hold("draft", "recall_draft", key),
                 width=210,
             )
             numbers = _draft_numbers(look.info)
@@ -276,6 +278,16 @@ def _asked(key: str, usual: int, last: int) -> int:
         f"it goes from 1 to {highest:,}",
     )
     return int(text)
+
+
+def _drafted_on() -> str:
+    """The URL's policy of the draft's cache."""
+    return paper_view.held(
+        "draft",
+        DRAFTED_ON[0],
+        lambda key: key in DRAFTED_ON,
+        f"it is one of {', '.join(DRAFTED_ON)}",
+    )
 
 
 def _draft_numbers(info: CaptureInfo) -> tuple[tuple[str, int, int], ...]:

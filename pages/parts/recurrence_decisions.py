@@ -160,7 +160,7 @@ def _summary(look: Look, budget: int, window: int) -> None:
         table = looks_recurrence.evictions_table(*look.head, budget, window)
     except KVScopeError:  # said in the figure's place
         return
-    summary = decision_summary(table)
+    summary = decision_summary(table).round({"share_returned": 3})
     with st.container(border=True, gap="xsmall", key="card-evicted"):
         st.markdown("**How much of it would have come back**")
         if summary.empty:

@@ -68,11 +68,14 @@ def test_every_panel_of_recurrence_shows_something(made: Synthetic, open_at: Ope
 
 
 def test_recall_shows_lines_and_offers_a_draft(made: Synthetic, open_at: Open) -> None:
-    app = open_at("recall", run=made.run_id, budgets=["4", "9"], b="7", start="0")
+    app = open_at(
+        "recall", run=made.run_id, budgets=["4", "9"], b="7", start="0", draft="streaming_llm"
+    )
     assert fine(app)
     assert app.title[0].value == "Which queries know what the response will need?"
     assert len(app.get("plotly_chart")) == 3
     assert app.multiselect(key="recall_budgets").value == ["4", "9"]
+    assert app.selectbox(key="recall_draft").value == "streaming_llm"
     assert "B = 7, window from 0" in said(app)
     app.button(key="ask-draft").click().run()
     (job,) = backstage.jobs().jobs()
@@ -126,7 +129,14 @@ def test_a_total_below_the_floor_is_a_sentence(home: Path, open_at: Open) -> Non
 
 WRONG = {
     "recurrence": {"alpha": "much", "w": "0", "recurrence": "What is evicted"},
-    "recall": {"b": "0", "start": "-99", "budgets": "x", "draft_b": "a", "draft_n": "99"},
+    "recall": {
+        "b": "0",
+        "start": "-99",
+        "budgets": "x",
+        "draft_b": "a",
+        "draft_n": "99",
+        "draft": "x",
+    },
     "budgets": {"ratio": "2", "slot": "-1"},
 }
 
