@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from analysis.figure import Figure, Note
-from pages.parts import selection
+from pages.parts import export_view, selection
 from pages.parts.text import plain
 
 _FONT = '"Source Sans", sans-serif'  # the page's own
@@ -47,7 +47,7 @@ def figure_card(
         )
         if figure.caption:
             st.caption(plain(figure.caption))
-        actions(figure.table, key=key, name=key, link_values=link_values)
+        actions(figure.table, key=key, name=key, link_values=link_values, figure=figure)
 
 
 def _clicked(key: str, on_cell: Callable[[int, int], None]) -> None:
@@ -72,10 +72,17 @@ def how_to_read(notes: Mapping[str, str | Note]) -> None:
 
 
 def actions(
-    table: Callable[[], pd.DataFrame], *, key: str, name: str, link_values: dict[str, Any]
+    table: Callable[[], pd.DataFrame],
+    *,
+    key: str,
+    name: str,
+    link_values: dict[str, Any],
+    figure: Figure | None = None,
 ) -> None:
-    """Data (CSV, Parquet) and Link; the files are made when they are asked for."""
+    """Export (of a figure), Data (CSV, Parquet) and Link; files are made when asked for."""
     with st.container(horizontal=True, gap="small"):
+        if figure is not None:
+            export_view.popover(figure, key=key, name=name, link_values=link_values)
         with st.popover("Data", icon=":material/download:", type="tertiary", key=f"data-{key}"):
             downloads(table, key=key, name=name)
         with st.popover("Link", icon=":material/link:", type="tertiary", key=f"link-{key}"):
