@@ -41,8 +41,14 @@ def kinds() -> dict[str, Compute]:
     from analysis.context_scores import derive_task_attention
     from analysis.projections import KIND as PROJECTION
     from analysis.projections import derive_projection
+    from analysis.retained import KIND as RETAINED
+    from analysis.retained import derive_retained
 
-    return {CONTEXT: derive_task_attention, PROJECTION: derive_projection}
+    return {
+        CONTEXT: derive_task_attention,
+        PROJECTION: derive_projection,
+        RETAINED: derive_retained,
+    }
 
 
 def run(

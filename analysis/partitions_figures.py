@@ -169,13 +169,15 @@ def variant_strip(
         raise AnalysisError("No variant is chosen.")
     length = _seen(variants[0], step)
     codes = np.stack([role_codes(made, keep_ratio, length)[kv_head] for made in variants])
-    names = tuple((float(n), VARIANTS[made.variant]) for n, made in enumerate(variants))
+    named = [VARIANTS[made.variant].partition(" (") for made in variants]
+    names = tuple((float(n), name) for n, (name, _, _) in enumerate(named))
+    meant = [f"{name}: {words.rstrip(')')}." for name, _, words in named if words]
     return _strip(
         capture,
         codes,
         Axis("variant", ticks=names, reversed=True),
         f"LagKV and its variants, layer {layer}, KV head {kv_head}",
-        f"After step {step:,}; S = {variants[0].sink}, L = {variants[0].lag}.",
+        f"After step {step:,}; S = {variants[0].sink}, L = {variants[0].lag}. {' '.join(meant)}",
         figure="variant_strip",
         layer=layer,
         kv_head=kv_head,

@@ -14,7 +14,7 @@ from analysis.eviction_text import EvictionView, changes_of
 from analysis.figure import Note
 from analysis.partitions import LagScores, completed_at, kept_per_partition, layout
 from analysis.picks import Partition, unions
-from analysis.text import PAGE_TOKENS, WINDOW_STEPS, step_window, text_page
+from analysis.text import PAGE_TOKENS, step_window, text_page
 from analysis.words import source_words
 from cache_store.reader import Capture
 
@@ -24,6 +24,7 @@ _LAG_CODES = np.array(
 _SAGE_CODES = np.array(
     [Code.NOTHING, Code.SINK, Code.SELECTED, Code.UNSEEN, Code.RECENT, Code.EVICTED], np.uint8
 )
+STEPS = 64  # sent at once, so that playing does not wait for the server
 _GROUP = Code.UNSEEN - 1
 SAGE_CATEGORIES = (
     *CATEGORIES[:_GROUP],
@@ -159,7 +160,7 @@ def _text(
     info = capture.info
     shown = text_page(capture, info.prompt_length + step - 1, page, PAGE_TOKENS)
     first, stop = shown.first, shown.first + len(shown.pieces)
-    steps = step_window(step, WINDOW_STEPS, 0, info.response_length)
+    steps = step_window(step, STEPS, 0, info.response_length)
     own, holders, kept = _over_steps(codes, steps, head, first, stop)
     now, there = int(kept[step - steps[0]]), info.prompt_length + step
     states = f"{now:,} of {there:,} tokens after step {step:,} in {place}"

@@ -32,7 +32,7 @@ try:
             with st.container():
                 view.missing_lookahead(look)
                 view.distances(look)
-        view.texts(look)
+                view.texts(look)
         notes |= view.WORDS
     if notes:
         card.how_to_read(notes)

@@ -47,7 +47,7 @@ KINDS: dict[str, Kind] = {
     "analysis": Kind("analysis.heavy:run", "short"),
 }
 # Derived files that analysis computes by itself; only the worker imports it.
-ANALYSES = ("context_attention", "projection")
+ANALYSES = ("context_attention", "projection", "retained")
 # Derived files that take the model again, and so wait for the worker that holds it.
 MODEL_PASSES = ("lookahead", "second_reading", "model_facts", "policy_run")
 

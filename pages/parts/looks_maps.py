@@ -15,6 +15,7 @@ from analysis import picks_figures as sage_figures
 from analysis import queries_figures as query_figures
 from analysis.figure import Figure
 from analysis.queries import Points
+from analysis.retained import stored_retained
 from pages.parts import backstage
 
 if TYPE_CHECKING:
@@ -173,26 +174,16 @@ def sage_text(
     return role_texts.sage_text(capture, rows, chosen, parts, layer, head, step, page)
 
 
-METHODS = {
-    "SAGE-KV, own picks": {"method": "sage_kv", "view": "query_head"},
-    "SAGE-KV, picks shared by the group": {"method": "sage_kv", "view": "union"},
-    "StreamingLLM": {"method": "streaming_llm"},
-}
-
-
 @st.cache_resource(max_entries=8, show_spinner=False)
-def retained(run_id: str, layer: int, budgets: tuple[int, ...]) -> dict[str, Retained]:
-    capture = backstage.capture(run_id)
-    return {
-        name: picks.retained(capture, layer, budgets, **options)
-        for name, options in METHODS.items()
-    }
+def _retained(run_id: str, layer: int, budgets: tuple[int, ...]) -> dict[str, Retained]:
+    return stored_retained(backstage.capture(run_id), layer, budgets)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
 def over_budgets(run_id: str, measure: str, layer: int, budgets: tuple[int, ...]) -> Figure:
-    measured = retained(run_id, layer, budgets)
+    """Raises NeedsJob where the measure takes long and was not computed."""
     capture = backstage.capture(run_id)
+    measured = _retained(run_id, layer, budgets)
     return retained_figures.retained_over_budget(capture, measured, measure, layer)
 
 

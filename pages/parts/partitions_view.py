@@ -134,13 +134,12 @@ def _setting(info: CaptureInfo, sink: int, lag: int, keep_ratio: float, usual: i
 def overview(look: Look) -> Notes:
     """The sequence with its partitions, the scores of one of them, and the cache's length."""
     _figure(look, "strip", "partition_strip", look.layer, step=look.step)
+    number = _partition(look)
     with st.grid(2, min_column_width=440):
-        with st.container():
-            number = _partition(look)
-            if number is None:
-                places.sentence("No partition of this text is compressed, so none is scored.")
-            else:
-                _figure(look, "scores", "partition_scores", look.layer, look.kv_head, number)
+        if number is None:
+            places.sentence("No partition of this text is compressed, so none is scored.")
+        else:
+            _figure(look, "scores", "partition_scores", look.layer, look.kv_head, number)
         _figure(look, "length", "length_over_steps")
     return {"Partitions": STRIP_NOTE, "Scores": SCORE_NOTE, "Cache length": LENGTH_NOTE}
 
@@ -150,9 +149,7 @@ def _partition(look: Look) -> int | None:
     count = layout(look.info.length, look.sink, look.lag).compressed
     if count < 2:
         return 0 if count else None
-    return int(
-        places.number("Partition", "partition", 0, count - 1, 0, slider=True, width="stretch")
-    )
+    return int(places.number("Partition", "partition", 0, count - 1, 0, slider=True, width=440))
 
 
 def recursion(look: Look) -> Notes:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import streamlit as st
 
-from analysis.errors import AnalysisError
+from analysis.errors import AnalysisError, NeedsJob
 from analysis.figure import Figure, Note
 from analysis.picks import Partition
 from analysis.picks_figures import OVERLAP_NOTE, PICK_NOTE, SLIDE_NOTE, partition_words
 from analysis.retained_figures import RETAINED_NOTE, SCHEME_NOTE
 from cache_store.reader import CaptureInfo
-from pages.parts import card, looks_maps, places, policy_budget, selection
+from pages.parts import card, looks_maps, places, policy_budget, selection, waiting
 from pages.parts.text import plain
 from pages.parts.token_text import eviction_text
 
@@ -162,18 +161,31 @@ def window(look: Look) -> Notes:
 
 def over_budgets(look: Look) -> Notes:
     """What stays of the response's attention at each budget, against StreamingLLM."""
-    sizes = budgets(look.info.prompt_length, look.budget)
+    sizes = budgets(look.info.prompt_length)
+    try:
+        figures = [
+            looks_maps.over_budgets(look.run_id, measure, look.layer, sizes)
+            for measure in ("mass", "error")
+        ]
+    except NeedsJob as need:
+        name = f"Attention kept over budgets, layer {look.layer}"
+        waiting.job_offer(need, look.run_id, name, key="retained")
+        return {}
+    except AnalysisError as error:
+        places.sentence(error)
+        return {}
     with st.grid(2, min_column_width=440):
-        for measure in ("mass", "error"):
-            chosen = (look.run_id, measure, look.layer, sizes)
-            _card(look, measure, partial(looks_maps.over_budgets, *chosen), height=_HEIGHT)
+        for index, figure in enumerate(figures):
+            card.figure_card(
+                figure, key=f"sage-retained-{index}", link_values=look.link(), height=_HEIGHT
+            )
     return {"Over the budget": RETAINED_NOTE}
 
 
-def budgets(prompt_length: int, chosen: int) -> tuple[int, ...]:
-    """The budgets that are measured, in entries, with the chosen one among them."""
+def budgets(prompt_length: int) -> tuple[int, ...]:
+    """The budgets that are measured, in entries; small prompts have fewer."""
     sizes = {max(_SMALLEST, int(share * prompt_length)) for share in SHARES}
-    return tuple(sorted({size for size in sizes if size < prompt_length} | {chosen}))
+    return tuple(sorted({min(size, prompt_length) for size in sizes}))
 
 
 PANELS = {

@@ -29,7 +29,7 @@ NONE = "none"
 DRAFTED = 8
 FEWEST = 5  # points that UMAP and t-SNE need
 _HEIGHT = 480
-_TEXT_HEIGHT = 260
+_TEXT_HEIGHT = 330
 TABLE_NOTE = Note(
     "The table measures the queries themselves, not their picture: the paper's claim holds where "
     "lookahead and response lie nearer than prompt window and response. A distance below the "
@@ -205,8 +205,6 @@ def missing_lookahead(look: Look) -> None:
 
 def distances(look: Look) -> None:
     """How far the groups lie apart, in numbers."""
-    if look.joint:
-        return
     table = looks_maps.centroids(look.run_id, look.name)
     with st.container(border=True, gap="xsmall", key="card-distances"):
         st.markdown("**How far the groups lie apart**")
@@ -241,15 +239,11 @@ def _claim(table: pd.DataFrame) -> str:
 
 
 def texts(look: Look) -> None:
-    """The texts of the groups side by side, as LAQ's Figure 7(b)."""
-    if look.joint:
-        return
+    """The texts of the groups beside the map, as LAQ's Figure 7(b)."""
     points, _ = looks_maps.points(look.run_id, look.name)
     written = group_texts(points)
-    with st.grid(len(written), min_column_width=280):
+    with st.container(border=True, gap="xsmall", height=_TEXT_HEIGHT, key="card-said"):
         for index, (name, text) in enumerate(written.items()):
             count = int((points.group == index).sum())
-            with st.container(border=True, gap="xsmall", height=_TEXT_HEIGHT, key=f"said-{index}"):
-                st.markdown(f"**{plain(name.capitalize())}**")
-                st.caption(some(count, "token"))
-                st.text(text or "Nothing was generated in this run.")
+            st.markdown(f"**{plain(name.capitalize())}** · {some(count, 'token')}")
+            st.text(text or "Nothing was generated in this run.")
