@@ -33,7 +33,7 @@ def open_at(monkeypatch: pytest.MonkeyPatch) -> Open:
 
     def open_at(page: str, /, **query: str | list[str]) -> AppTest:
         monkeypatch.setattr(sitemap, "FIRST_PAGE", f"pages/{page}.py")
-        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180)
         for key, value in query.items():
             app.query_params[key] = value
         return app.run()
