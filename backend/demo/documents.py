@@ -15,39 +15,30 @@ REST_WEIGHT, REST_SHARE = 0.3, 0.1  # every tenth token outside answers counts 0
 
 # (length, kind) -> probability, by the share of training done so far. Density first, length later:
 # association is learned on lists where everything is asked, then carried over distance within
-# few tokens. Worked arithmetic needs its own share to the end, and documents of 1,024 tokens: a
-# shorter one has no room for more than 11 steps, and a later step's letter is never seen.
+# few tokens; worked arithmetic needs its own share to the end.
 STAGES: list[tuple[float, dict[tuple[int, str], float]]] = [
-    (0.09, {(128, "repeat"): 0.3, (256, "repeat"): 0.5, (256, "dense"): 0.2}),
-    (0.38, {(256, "repeat"): 0.06, (128, "dense"): 0.24, (256, "dense"): 0.6, (512, "dense"): 0.1}),
+    (0.1, {(128, "repeat"): 0.3, (256, "repeat"): 0.5, (256, "dense"): 0.2}),
+    (0.41, {(256, "repeat"): 0.06, (128, "dense"): 0.24, (256, "dense"): 0.6, (512, "dense"): 0.1}),
     (
-        0.48,
-        {
-            (256, "dense"): 0.1,
-            (512, "worked"): 0.25,
-            (1024, "worked"): 0.1,
-            (512, "mixed"): 0.2,
-            (1024, "mixed"): 0.35,
-        },
+        0.54,
+        {(256, "dense"): 0.1, (512, "worked"): 0.35, (512, "mixed"): 0.2, (1024, "mixed"): 0.35},
     ),
     (
-        0.88,
+        0.92,
         {
             (256, "dense"): 0.03,
-            (512, "worked"): 0.1,
-            (1024, "worked"): 0.42,
+            (512, "worked"): 0.5,
             (1024, "mixed"): 0.2,
-            (2048, "mixed"): 0.23,
+            (2048, "mixed"): 0.25,
             (4096, "mixed"): 0.02,
         },
     ),
     (
         1.0,
         {
-            (1024, "worked"): 0.3,
-            (2560, "worked"): 0.35,
-            (1024, "mixed"): 0.1,
-            (2560, "mixed"): 0.25,
+            (512, "worked"): 0.15,
+            (2560, "worked"): 0.65,
+            (2560, "mixed"): 0.2,
         },
     ),
 ]
