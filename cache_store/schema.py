@@ -246,6 +246,8 @@ DERIVED_TABLES: dict[str, Table] = {table.name: table for table in (DERIVED, ARR
 
 def description() -> pd.DataFrame:
     """One row per column of a capture: table, grain, column, type, meaning."""
+    import pandas as pd
+
     return pd.DataFrame(
         [
             (table.name, table.grain, column.name, column.type, column.meaning)

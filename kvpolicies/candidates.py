@@ -17,6 +17,7 @@ class Candidates:
     scores: float32 (heads, n), NaN where not ranked; positions: int64 (heads, n), ascending per
     head. The windows, which fit the budget, are protected: positions below `sink`, and those from
     `recent` (first, one past the last). Entries from position `free` on are kept and not counted.
+    With `newest_first` the scores rise with the positions.
     alive: bool (heads, n), or None where all entries count.
     """
 
@@ -27,6 +28,7 @@ class Candidates:
     free: int | None = None
     alive: Tensor | None = None
     ties_to_newest: bool = False
+    newest_first: bool = False
 
     @cached_property
     def protected(self) -> Tensor:
@@ -123,10 +125,14 @@ def _keep_between(candidates: Candidates, count: int) -> Tensor | None:
     if not 0 < wanted < last - first:
         return None
     ranked = candidates.scores[:, first:last]
-    cut = ranked.topk(wanted, sorted=False)[0].amin(1, keepdim=True)
-    best = ranked >= cut  # nothing where a score is NaN, which topk takes for the largest
-    if best.sum(1).tolist() != [wanted] * len(best):
-        return None
+    if candidates.newest_first:
+        places = torch.arange(first, last, device=ranked.device)
+        best = (places >= last - wanted).expand(ranked.shape)
+    else:
+        cut = ranked.topk(wanted, sorted=False)[0].amin(1, keepdim=True)
+        best = ranked >= cut  # nothing where a score is NaN, which topk takes for the largest
+        if best.sum(1).tolist() != [wanted] * len(best):
+            return None
     if first == 0 and last == length:
         return best
     return torch.nn.functional.pad(best, (first, length - last), value=True)

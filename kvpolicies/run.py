@@ -135,6 +135,7 @@ class LayerRun:
             free=seen if self.step == 0 and len(entries) > seen else None,
             alive=entries.alive,
             ties_to_newest=plan.score.ties_to_newest,
+            newest_first=plan.score.newest_first,
         )
 
     def _evict(self, scores: Tensor, seen: int) -> Decision | None:

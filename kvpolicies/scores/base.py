@@ -27,6 +27,7 @@ class Score:
     keeps_window: ClassVar[bool] = False  # the queries it looks through are entries it keeps
     sees_question: ClassVar[bool] = False  # ranks the context with what comes after it
     ties_to_newest: ClassVar[bool] = False
+    newest_first: ClassVar[bool] = False  # the later, the higher: nothing needs to be compared
     history: int = 1  # newest queries it needs while decoding
 
     def begin(self, view: View) -> None:

@@ -21,6 +21,7 @@ class Position(Score):
 
     name = "position"
     idea = "Recent tokens matter, and the first ones hold the softmax together."
+    newest_first = True
 
     def score(self, view: View) -> Tensor:
         return view.entries.positions.float()

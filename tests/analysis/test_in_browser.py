@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import plotly
 import pytest
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from analysis.colours import Category
 from analysis.figure import Axis, ColourScale, Figure
@@ -20,17 +19,12 @@ TOKENS = ("<b>bold</b>", "<script>alert(1)</script>", "$x^2$", "%{z}", "&amp;", 
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no Chromium here: install the system's chromium package")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 900, "height": 700})
-        page.set_content("<div id='figure'></div>")
-        page.add_script_tag(path=PLOTLY)
-        yield page
-        browser.close()
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 900, "height": 700})
+    page.set_content("<div id='figure'></div>")
+    page.add_script_tag(path=PLOTLY)
+    yield page
+    page.close()
 
 
 def draw(page: Page, figure: Figure) -> None:

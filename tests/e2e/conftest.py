@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,20 +16,13 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import SHOWN_MS
+
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 90
-SHOWN_MS = 60_000
 
 # A cold link to a page makes Streamlit's frontend look for its server below that page first.
 EXPECTED = "/_stcore/"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A browser on a loaded machine may miss a moment: one story gets a second chance, and the
-    report counts it as a rerun."""
-    for item in items:
-        if item.get_closest_marker("browser"):
-            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 class AppServer:
@@ -89,22 +81,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    sync_api.expect.set_options(timeout=SHOWN_MS)
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no Chromium here: install the system's chromium package")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
-        yield browser
-        browser.close()
 
 
 class Reader:
