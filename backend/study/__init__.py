@@ -1,0 +1,1 @@
+"""Studies: many prompts under many policies and ratios, scored."""
