@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 SEQUENTIAL = "viridis"
+SHADE = "shade"  # from the paper's white to a blue on which letters can be read
+SHADED = "#6AABF3"
 DIVERGING = "PuOr"  # orange below, purple above the middle: apart for every kind of colour vision
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +25,7 @@ from analysis.eviction_codes import (
 from analysis.figure import Note
 from analysis.spans import Span, check_span
 from analysis.text import PAGE_TOKENS, WINDOW_STEPS, step_window, text_page
-from analysis.words import number, source_words
+from analysis.words import number, provenance, source_words
 from cache_store.reader import Capture
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class EvictionView:
     alt: str
     categories: tuple[Category, ...] = CATEGORIES
     note: Note = EVICTION_TEXT_NOTE
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 def eviction_text(
@@ -163,6 +164,14 @@ def eviction_text(
             f"{source_words(capture)}."
         ),
         alt=f"The text under {replayed.title}: {states}.{_evidence_alt(replayed, spans, step)}",
+        provenance=provenance(
+            capture,
+            figure="eviction_text",
+            policies=[replayed.choice],
+            layer=layer,
+            kv_head=head,
+            step=step,
+        ),
     )
 
 

@@ -105,17 +105,7 @@ def form_of(name: str) -> str:
 
 def to_html(figure: Figure) -> bytes:
     """A page of its own with the interactive figure; it needs no network."""
-    from analysis.plotly_renderer import to_plotly
-
-    drawn = to_plotly(figure)
-    drawn.update_layout(paper_bgcolor="#FFFFFF", plot_bgcolor="#FFFFFF")
-    plot = drawn.to_html(
-        full_html=False,
-        include_plotlyjs=True,
-        include_mathjax=False,
-        div_id="figure",
-        config={"displaylogo": False, "responsive": True},
-    )
+    plot = _plot(figure)
     title, caption = (html.escape(_one_line(text)) for text in (figure.title, figure.caption))
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -124,6 +114,27 @@ def to_html(figure: Figure) -> bytes:
         f"<h1>{title}</h1>\n{plot}\n<p>{caption}</p>\n</body>\n</html>\n"
     )
     return page.encode("utf-8", "replace")
+
+
+def _plot(figure: Figure) -> str:
+    """The figure as HTML: a text is its tokens, everything else what Plotly draws."""
+    if figure.mark == "text":
+        from analysis.text_html import to_html
+
+        return to_html(figure)
+    from analysis.plotly_renderer import to_plotly
+
+    drawn = to_plotly(figure)
+    drawn.update_layout(paper_bgcolor="#FFFFFF", plot_bgcolor="#FFFFFF")
+    return str(
+        drawn.to_html(
+            full_html=False,
+            include_plotlyjs=True,
+            include_mathjax=False,
+            div_id="figure",
+            config={"displaylogo": False, "responsive": True},
+        )
+    )
 
 
 def _one_line(text: str) -> str:

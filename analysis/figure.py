@@ -49,12 +49,14 @@ class ColourScale:
     """How a heatmap's numbers become colours. `range` is fixed wherever figures are compared.
 
     A scale named DIVERGING has a middle colour that stands for zero; `centred` makes one.
+    power: the share of the range is raised to it before it becomes a shade; of a text only.
     """
 
     label: str
     range: tuple[float, float]
     name: str = SEQUENTIAL
     log: bool = False
+    power: float = 1.0
 
     @classmethod
     def centred(cls, label: str, largest: float) -> ColourScale:
@@ -108,6 +110,7 @@ MARKS: dict[str, dict[str, str]] = {
     "bars": {"y": "sx"},
     "stacked_bars": {"y": "sx"},
     "scatter": {"x": "p", "y": "p"},
+    "text": {"shade": "t"},  # a number per token, which darkens its ground
 }
 OPTIONAL_ARRAYS: dict[str, dict[str, str]] = {
     "heatmap": {},
@@ -116,6 +119,7 @@ OPTIONAL_ARRAYS: dict[str, dict[str, str]] = {
     "bars": {},
     "stacked_bars": {},
     "scatter": {"colour": "p", "series": "p"},  # a number, or an index into `series`
+    "text": {"struck": "t", "faded": "t", "evidence": "t"},  # 1 where it holds, otherwise 0
 }
 
 
@@ -123,8 +127,12 @@ OPTIONAL_ARRAYS: dict[str, dict[str, str]] = {
 class Figure:
     """What a figure shows, without saying how it is drawn.
 
-    arrays: by name, with the shapes of `MARKS` (y rows, x columns, s series, p points). NaN is
-    "no such cell", drawn as nothing. Raises ValueError when parts do not fit together.
+    arrays: by name, with the shapes of `MARKS` (y rows, x columns, s series, p points, t tokens).
+    NaN is "no such cell", drawn as nothing. Raises ValueError when parts do not fit together.
+
+    A text has its tokens in `point_text` and their positions in `x`; a marker at a position is a
+    rule before that token, with its label, and the selected one an outline around it. The ticks of
+    `y` are the shades that the legend shows, and `categories` name its arrays by their keys.
     """
 
     mark: str
@@ -134,9 +142,9 @@ class Figure:
     arrays: Mapping[str, np.ndarray]
     series: tuple[Series, ...] = ()
     colour: ColourScale | None = None
-    categories: tuple[Category, ...] = ()  # of a raster; the legend lists those that occur
+    categories: tuple[Category, ...] = ()  # of a raster or text; the legend lists those that occur
     markers: tuple[Marker, ...] = ()
-    point_text: tuple[str, ...] = ()  # of each scatter point, shown as it is
+    point_text: tuple[str, ...] = ()  # of each scatter point or token, shown as it is
     pickable: bool = False  # a small heatmap whose cells the reader may click
     caption: str = ""
     alt: str = ""
@@ -145,10 +153,12 @@ class Figure:
 
     def __post_init__(self) -> None:
         sizes = self._sizes()
-        if self.mark == "heatmap" and self.colour is None:
-            raise ValueError(f"figure {self.title!r}: a heatmap needs a colour scale")
+        if self.mark in ("heatmap", "text") and self.colour is None:
+            raise ValueError(f"figure {self.title!r}: a {self.mark} needs a colour scale")
         if self.mark == "raster":
             self._check_codes()
+        if self.mark == "text":
+            self._check_tokens()
         if "s" in sizes and len(self.series) != sizes["s"]:
             raise ValueError(
                 f"figure {self.title!r}: {len(self.series)} series names for {sizes['s']} series"
@@ -182,6 +192,20 @@ class Figure:
                 raise ValueError(
                     f"figure {self.title!r}: a logarithmic colour range cannot begin at {low}"
                 )
+            if self.colour.power != 1 and (self.mark != "text" or self.colour.power <= 0):
+                raise ValueError(
+                    f"figure {self.title!r}: the power {self.colour.power:g} of a colour scale "
+                    "needs a text, and to be above 0"
+                )
+
+    def _check_tokens(self) -> None:
+        tokens = len(self.arrays["shade"])
+        if len(self.point_text) != tokens:
+            raise ValueError(
+                f"figure {self.title!r}: {len(self.point_text)} tokens for {tokens} shades"
+            )
+        if self.x.values is None or len(self.x.values) != tokens:
+            raise ValueError(f"figure {self.title!r}: each of {tokens} tokens needs its position")
 
     def _check_codes(self) -> None:
         codes = self.arrays["codes"]

@@ -43,8 +43,11 @@ def to_plotly(figure: Figure, *, theme: str = "light", height: int | None = None
     """The Plotly figure: transparent ground, readable on a light or dark page.
 
     theme: "light" or "dark"; height in pixels, by default what the mark needs. The title and the
-    caption are left to the page. Raises ValueError for another theme.
+    caption are left to the page. Raises ValueError for another theme, and for a text, which the
+    page shows as text (`pages/parts/token_text.py`) and a file of its own as HTML (`text_html`).
     """
+    if figure.mark == "text":
+        raise ValueError(f"figure {figure.title!r} is a text, which Plotly does not draw")
     if theme not in THEMES:
         raise ValueError(f"theme must be 'light' or 'dark', not {theme!r}")
     colours = THEMES[theme]

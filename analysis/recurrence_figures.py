@@ -120,6 +120,7 @@ def numbered_text(
             f"{kv_head} in layer {layer}; numbers: the {len(recurring)} recurring tokens."
         ),
         alt=f"The text with {len(recurring)} recurring tokens numbered.",
+        provenance={**view.provenance, "figure": "numbered_text", "head": f"KV head {kv_head}"},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from analysis.figure import Note
 from analysis.partitions import LagScores, completed_at, kept_per_partition, layout
 from analysis.picks import Partition, unions
 from analysis.text import PAGE_TOKENS, step_window, text_page
-from analysis.words import source_words
+from analysis.words import provenance, source_words
 from cache_store.reader import Capture
 
 _LAG_CODES = np.array(
@@ -84,6 +85,13 @@ def lag_text(
         rank=scores.rank[kv_head] + 1,
         gone=gone,
         note=LAG_TEXT_NOTE,
+        figure="lag_text",
+        layer=layer,
+        kv_head=kv_head,
+        variant=scores.variant,
+        sink=scores.sink,
+        lag=scores.lag,
+        keep_ratio=keep_ratio,
     )
 
 
@@ -133,6 +141,10 @@ def sage_text(
         rank=rank,
         gone=gone,
         note=SAGE_TEXT_NOTE,
+        figure="sage_text",
+        layer=layer,
+        query_head=query_head,
+        budget=parts.budget,
     )
     return replace(shown, categories=SAGE_CATEGORIES)
 
@@ -154,8 +166,10 @@ def _text(
     rank: np.ndarray,
     gone: np.ndarray,
     note: Note,
+    **selection: Any,
 ) -> EvictionView:
-    """codes(step): `Code` of every head and position; score, rank, gone: (P + T,) of `head`."""
+    """codes(step): `Code` of every head and position; score, rank, gone: (P + T,) of `head`;
+    selection: what the text shows, for its provenance."""
     picks_figures.check_step(capture, step)
     info = capture.info
     shown = text_page(capture, info.prompt_length + step - 1, page, PAGE_TOKENS)
@@ -190,6 +204,7 @@ def _text(
         caption=f"{states}; shown are {shown.words}. {source_words(capture)}.",
         alt=f"The text with {states}.",
         note=note,
+        provenance=provenance(capture, step=step, **selection),
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,15 @@ import pandas as pd
 from analysis.errors import AnalysisError
 from analysis.figure import Note
 from analysis.rows import Selection, check_step, position_of, step_range, window_rows
-from analysis.words import number, selection_words, source_words, span, step_words, visible
+from analysis.words import (
+    number,
+    provenance,
+    selection_words,
+    source_words,
+    span,
+    step_words,
+    visible,
+)
 from cache_store.reader import Capture
 
 PAGE_TOKENS = 1500
@@ -54,6 +64,7 @@ class TokenView:
     caption: str
     alt: str
     note: Note = TEXT_NOTE
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 def text_view(
@@ -103,6 +114,7 @@ def text_view(
             f"The text shaded by the attention of {step_words(capture, step)}, {what}: most, "
             f"{number(float(row[target]))}, on position {target:,} “{visible(pieces[target])}”."
         ),
+        provenance=provenance(capture, figure="text", layer=layer, head=head, step=step),
     )
 
 

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm, Normalize, to_rgb
+from matplotlib.colors import (
+    Colormap,
+    LinearSegmentedColormap,
+    LogNorm,
+    Normalize,
+    PowerNorm,
+    to_rgb,
+)
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from analysis.colours import DIVERGING, Category
+from analysis.colours import DIVERGING, SHADE, SHADED, Category
 from analysis.figure import ColourScale, Figure
 from analysis.geometry import spacing
 from analysis.paper.axes import paper_in
@@ -61,6 +68,11 @@ def draw_heatmap(axes: Axes, figure: Figure, style: Style) -> list[Any]:
 def colour_map(scale: ColourScale, style: Style) -> Colormap:
     """The colours of a scale on paper; a centred scale stays centred in every map."""
     chosen = style.colour_map
+    if scale.name == SHADE:  # the more, the darker, and nothing is the paper's white
+        if chosen in ("viridis", "cividis"):
+            return mpl.colormaps[f"{chosen}_r"]
+        ends = ["#FFFFFF", "#5A5A5A" if chosen == "grey" else SHADED]
+        return LinearSegmentedColormap.from_list(SHADE, ends)
     if chosen == "grey":
         return LinearSegmentedColormap.from_list("grey", ["#EEEEEE", "#000000"])
     if chosen == "as on screen" or (scale.name == DIVERGING and chosen == "viridis"):
@@ -76,6 +88,8 @@ def hatched_below_zero(scale: ColourScale, style: Style) -> bool:
 
 def norm_of(scale: ColourScale) -> Normalize:
     """From a number to 0 ... 1, as the screen colours it."""
+    if scale.power != 1:
+        return PowerNorm(scale.power, *scale.range, clip=True)
     return (LogNorm if scale.log else Normalize)(*scale.range, clip=True)
 
 

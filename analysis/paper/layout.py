@@ -11,10 +11,14 @@ from matplotlib.figure import Figure as Drawing
 from analysis.figure import Figure
 from analysis.paper.axes import TICK_CHARACTERS, is_turned
 from analysis.paper.texts import fitted, shown, widest_in, wrapped
+from analysis.paper.tokens import legend_names, text_height_in
 from analysis.paper.venues import Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+PAD_IN = 0.02  # around everything that is drawn
 
 
 def default_height_in(figure: Figure, style: Style) -> float:
@@ -24,6 +28,9 @@ def default_height_in(figure: Figure, style: Style) -> float:
 
 def _plot_height_in(figure: Figure, style: Style) -> float:
     width = style.width_in
+    if figure.mark == "text":
+        beside = _each_in(entry_names(figure), style) if style.legend == "right" else 0.0
+        return text_height_in(figure, style, width - 2 * PAD_IN - beside)
     if figure.mark == "raster":
         return max(1.6, width * 0.48)
     if figure.mark != "heatmap":
@@ -54,7 +61,9 @@ def _around_in(figure: Figure, style: Style) -> float:
 
 
 def entry_names(figure: Figure) -> list[str]:
-    """What the legend lists: the series, or the categories that occur."""
+    """What the legend lists: the series, the categories that occur, or a text's shades."""
+    if figure.mark == "text":
+        return legend_names(figure)
     if figure.mark != "raster":
         return [shown(series.name) or " " for series in figure.series]
     present = set(np.unique(figure.arrays["codes"]).tolist())
@@ -71,8 +80,12 @@ def _entry(name: str, style: Style, share: float) -> str:
 
 def columns_of(names: list[str], style: Style) -> int:
     """How many legend entries stand side by side."""
-    each = widest_in(names, style.font_pt * 0.9, style.family) + 4.2 * style.font_pt * 0.9 / 72
-    return max(1, min(len(names), int(style.width_in * 0.97 / each)))
+    return max(1, min(len(names), int(style.width_in * 0.97 / _each_in(names, style))))
+
+
+def _each_in(names: list[str], style: Style) -> float:
+    """The width of a column of the legend."""
+    return widest_in(names, style.font_pt * 0.9, style.family) + 4.2 * style.font_pt * 0.9 / 72
 
 
 def title_of(figure: Figure, style: Style) -> str:

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -23,10 +24,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from analysis.figure import Figure
 from analysis.paper.axes import draw_axis, shorten_labels
 from analysis.paper.cells import draw_heatmap, draw_raster
-from analysis.paper.layout import default_height_in, draw_legend, draw_title
+from analysis.paper.layout import PAD_IN, default_height_in, draw_legend, draw_title
 from analysis.paper.markers import draw_marker
 from analysis.paper.marks import draw_bars, draw_lines, draw_scatter
 from analysis.paper.texts import FONTS, shown
+from analysis.paper.tokens import draw_tokens, legend_entries
 from analysis.paper.venues import INK, Style
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ DRAW: dict[str, Callable[[Axes, Figure, Style], list[Any]]] = {
     "stacked_bars": draw_bars,
     "scatter": draw_scatter,
 }
-PAD_IN = 0.02
 TICKS = {"size": 2.5, "width": 0.5, "pad": 2.0}
 _OF_THE_PROGRAM = ("backend", "interactive", "toolbar", "tk.", "webagg.", "keymap.", "docstring.")
 _TURN = threading.Lock()
@@ -133,6 +134,9 @@ def to_matplotlib(figure: Figure, style: Style) -> Drawing:
     height = style.height_in or default_height_in(figure, style)
     engine = ConstrainedLayoutEngine(w_pad=PAD_IN, h_pad=PAD_IN, wspace=0, hspace=0)
     drawn = Drawing(figsize=(style.width_in, height), layout=engine, facecolor="white")
+    if figure.mark == "text":
+        _set_text(drawn, figure, style)
+        return drawn
     axes = drawn.add_subplot()
     entries = DRAW[figure.mark](axes, figure, style)
     for axis, name in ((figure.x, "x"), (figure.y, "y")):
@@ -151,3 +155,20 @@ def to_matplotlib(figure: Figure, style: Style) -> Drawing:
     engine.set(rect=room)
     shorten_labels(drawn, axes, figure, style)
     return drawn
+
+
+def _set_text(drawn: Drawing, figure: Figure, style: Style) -> None:
+    """Title, legend and tokens; a text has no empty place for a legend inside."""
+    drawn.set_layout_engine("none")
+    top = draw_title(drawn, figure, style) if style.title else 1.0
+    entries = legend_entries(figure, style)
+    axes = drawn.add_axes((0, 0, 1, 1))
+    left, bottom, right, above = 0.0, 0.0, 1.0, top
+    if style.legend != "none" and entries:
+        place = replace(style, legend="above") if style.legend == "inside" else style
+        left, bottom, right, above = draw_legend(drawn, axes, entries, place, top)
+    height = drawn.get_figheight()
+    x, y = left + PAD_IN / style.width_in, bottom + PAD_IN / height
+    width, tall = right - 2 * PAD_IN / style.width_in, above - 2 * PAD_IN / height
+    axes.set_position((x, y, width, tall))
+    draw_tokens(axes, figure, style, (width * style.width_in, tall * height))

@@ -6,6 +6,7 @@ What an XML file or a font cannot hold (control characters, lone surrogates) bec
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -30,28 +31,42 @@ def shown(text: str, limit: int = 300) -> str:
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
+def token_signs(part: str, alone: bool = False) -> str:
+    """A part of a token, all space or none, as it is set: line ends and tabs as signs, and spaces
+    too where they are `alone`; ▫ for a token that holds no character of its own."""
+    if not part:
+        return "▫"
+    if part.startswith("\n"):
+        return "⏎" * len(part) if len(part) < 5 else f"⏎×{len(part)}"
+    if part.isspace():
+        return "".join({"\t": "⇥", "\r": "␍"}.get(sign, "␣" if alone else " ") for sign in part)
+    return _SURROGATES.sub("\ufffd", part.translate(_SIGNS))
+
+
 @lru_cache(maxsize=4096)
 def width_in(text: str, size_pt: float, family: str) -> float:
     """How wide a line of `text` is set, in inches."""
     if not text:
         return 0.0
     prop = FontProperties(family=list(FONTS[family]), size=size_pt)
-    return float(TextToPath().get_text_width_height_descent(text, prop, False)[0]) / 72
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        return float(TextToPath().get_text_width_height_descent(text, prop, False)[0]) / 72
 
 
-def fitted(text: str, room_in: float, size_pt: float, family: str) -> str:
-    """As much of the text as fits on one line, with an ellipsis where it was cut."""
+def fitted(text: str, room_in: float, size_pt: float, family: str, end: str = "…") -> str:
+    """As much of the text as fits on one line, with `end` where it was cut."""
     line = shown(text)
     if width_in(line, size_pt, family) <= room_in:
         return line
     low, high = 0, len(line)
     while low < high:
         middle = (low + high + 1) // 2
-        if width_in(line[:middle].rstrip() + "…", size_pt, family) <= room_in:
+        if width_in(line[:middle].rstrip() + end, size_pt, family) <= room_in:
             low = middle
         else:
             high = middle - 1
-    return line[:low].rstrip() + "…"
+    return line[:low].rstrip() + end
 
 
 def wrapped(text: str, room_in: float, size_pt: float, family: str, lines: int = 3) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.colours import REASONS
+from analysis.colours import REASONS, SHADE, Category
 from analysis.figure import Axis, ColourScale, Figure, Marker, Note, Series
 
 HOSTILE = (
@@ -21,7 +21,9 @@ HOSTILE = (
     "%{z} &amp; <b>",
     "long " * 60,
 )
-MARKS = ("heatmap", "centred", "raster", "letters", "lines", "bars", "stacked_bars", "scatter")
+PLOTTED = ("heatmap", "centred", "raster", "letters", "lines", "bars", "stacked_bars", "scatter")
+MARKS = (*PLOTTED, "text")
+TOKENS = ("The", " pass", "key", " at", " position", " 9", " is", "\n\n", "40", "71", "   ", "ok.")
 
 
 def figure(mark: str, **changes: Any) -> Figure:
@@ -55,6 +57,25 @@ def figure(mark: str, **changes: Any) -> Figure:
     elif mark == "scatter":
         points = {"x": rng.random(9), "y": rng.random(9), "series": np.arange(9) % 2}
         parts |= {"arrays": points, "series": names, "point_text": tuple("abcdefghi")}
+    elif mark == "text":
+        flags = {"struck": [1, 2], "faded": [10, 11], "evidence": [8, 9]}
+        arrays = {
+            name: np.isin(np.arange(12), places).astype(np.uint8) for name, places in flags.items()
+        }
+        shade = np.array([0, 0.01, 0.04, 0.09, 0.16, 0.25, 0.36, 0.49, 0.64, 1, np.nan, np.nan])
+        parts |= {
+            "arrays": {"shade": shade, **arrays},
+            "x": Axis("position", np.arange(40, 52)),
+            "y": Axis("step", ticks=((0.1, "10 %"), (1.0, "100 %"))),
+            "colour": ColourScale("kept by", (0.0, 1.0), SHADE, power=0.5),
+            "categories": (
+                Category("struck", "evicted", "#D55E00", "×"),
+                Category("faded", "later", "#808080", ""),
+                REASONS["evidence"],
+            ),
+            "markers": (Marker("x", 48, label="response"), Marker("x", 49, selected=True)),
+            "point_text": TOKENS,
+        }
     else:
         y = rng.random((2, 6))
         parts |= {"arrays": {"y": y}, "series": names}
@@ -80,6 +101,11 @@ def hostile(mark: str, text: str) -> Figure:
         changes["series"] = (Series(text), Series(f"other {text}"))
     if mark == "scatter":
         changes["point_text"] = (text,) * 9
+    if mark == "text":
+        places = np.arange(40, 52)
+        changes |= {"x": Axis(text, places), "y": Axis(text, ticks=((0.5, text),))}
+        changes |= {"markers": (Marker("x", 48, label=text),), "point_text": (text,) * 12}
+        changes["colour"] = ColourScale(text, (0.0, 1.0), SHADE, power=0.5)
     if mark == "heatmap":
         changes["colour"] = ColourScale(text, (1e-4, 1.0), log=True)
     return figure(mark, **changes)

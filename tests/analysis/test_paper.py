@@ -27,7 +27,7 @@ from analysis.paper.renderer import render, settings, to_matplotlib
 from analysis.paper.texts import fitted, number, shown, width_in, wrapped
 from analysis.paper.venues import VENUES, Style, style_for
 from analysis.plotly_renderer import to_plotly
-from tests.analysis.figures import HOSTILE, MARKS, figure, hostile
+from tests.analysis.figures import HOSTILE, MARKS, PLOTTED, figure, hostile
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -187,7 +187,7 @@ def test_points_are_those_of_the_screen() -> None:
         np.testing.assert_allclose(drawn.get_offsets(), on_screen, rtol=1e-6)
 
 
-@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("mark", PLOTTED)
 def test_both_renderers_span_the_same_ranges_in_the_same_direction(mark: str) -> None:
     both = figure(mark)
     axes, layout = drawn_axes(both), screen(both)["layout"]
