@@ -29,7 +29,7 @@ QUEUE_BYTES = 64_000_000  # finished pieces waiting for the file
 STORE_BYTES = 512_000_000  # what DuckDB may hold of the file in memory (cache_store.writer)
 ACTIVATION_COPIES = 6  # hidden and intermediate states alive at once (backend.prefill)
 ROW_COPIES = 5  # float32 attention rows of one layer: logits, softmax, statistics
-ROWS_AT_ONCE = 32
+ROWS_AT_ONCE = 16  # of backend.recorder
 
 # Time: numpy's large matrix product is faster than a model's many small ones.
 MODEL_EFFICIENCY = 0.2

@@ -18,7 +18,7 @@ from kvpolicies.attention import attention_rows
 
 TINY = float(torch.finfo(torch.float32).tiny)
 HALF_MAX = float(torch.finfo(torch.float16).max)
-ROWS_AT_ONCE = 32  # attention rows computed together: 32 x heads x positions float32
+ROWS_AT_ONCE = 16  # attention rows computed together: 16 x heads x positions float32
 SINK = 4
 RECENT = 32
 
@@ -38,7 +38,7 @@ class Recorder:
     The model's thread only notes what it saw; everything else (float16, attention rows, their
     statistics, the file) happens in the background thread, which alone touches the writer. States
     of every layer are stored. Attention rows of `stored_layers` come from the unrounded states:
-    those of the last `window` prompt tokens with their layer, those of generated tokens for 32
+    those of the last `window` prompt tokens with their layer, those of generated tokens for 16
     steps at a time. `begin` comes before each forward, `finish` after the last.
     """
 

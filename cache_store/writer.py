@@ -28,8 +28,8 @@ from cache_store.schema import (
 
 __all__ = ["CaptureWriter", "DerivedWriter", "derived_key", "derived_path", "sweep_partials"]
 
-# Of one state blob. DuckDB holds a row group of 2,048 of them in memory, more than once.
-_BLOCK_BYTES = 32 * 1024
+# Of one state blob. DuckDB holds a row group of 2,048 of them in memory until it is full.
+_BLOCK_BYTES = 8 * 1024
 _FLUSH_BYTES = 16 * 1024 * 1024  # of attention rows held back
 
 
