@@ -11,6 +11,7 @@ import streamlit as st
 from analysis.errors import NeedsJob
 from analysis.figure import Figure, Note
 from analysis.rows import MEAN, MEASURES, Selection
+from analysis.text_figures import attention_figure
 from analysis.words import selection_words
 from cache_store.reader import CaptureInfo
 from pages.parts import card, looks, selection, waiting
@@ -185,6 +186,13 @@ def text(look: Look) -> None:
             key="text",
             name=f"step-{look.step}",
             link_values=look.link(),
+            figure=attention_figure(
+                shown,
+                f"What step {look.step} attends to, {selection_words(look.layer, look.head)}",
+                log=look.log,
+                hide_sink=look.hide_sink,
+                sink=look.info.sink,
+            ),
         )
 
 
@@ -257,9 +265,9 @@ def received(look: Look) -> Figure | None:
     return figure
 
 
-def how_to_read(
+def notes(
     grid: Figure, matrix: Figure | None, lines: Figure, received: Figure | None
-) -> None:
+) -> dict[str, str | Note]:
     """Two sentences for each figure that is shown."""
     figures = {
         "Layers and heads": grid,
@@ -267,10 +275,8 @@ def how_to_read(
         "Over the steps": lines,
         "Attention received": received,
     }
-    notes: dict[str, str | Note] = {
-        name: figure.note for name, figure in figures.items() if figure and figure.note
-    }
-    card.how_to_read({**notes, "The text": TEXT_WORDS})
+    notes = {name: figure.note for name, figure in figures.items() if figure and figure.note}
+    return {**notes, "The text": TEXT_WORDS}
 
 
 def _go(**values: Any) -> None:

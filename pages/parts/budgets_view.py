@@ -11,7 +11,7 @@ import streamlit as st
 from analysis.budgets import ALLOCATIONS
 from analysis.budgets_figures import OVERRIDE
 from analysis.context_scores import SOURCES
-from analysis.figure import Figure
+from analysis.figure import Figure, Note
 from cache_store.errors import KVScopeError
 from cache_store.reader import CaptureInfo
 from kvpolicies import PolicyError
@@ -140,7 +140,7 @@ def _operators() -> Operators:
 _TERM = ["with", "without"]
 
 
-def show(look: Look) -> dict[str, Figure | None]:
+def show(look: Look) -> dict[str, str | Note]:
     figures: dict[str, Figure | None] = {}
     with st.grid(2, min_column_width=440):
         try:
@@ -149,7 +149,7 @@ def show(look: Look) -> dict[str, Figure | None]:
             )
         except (KVScopeError, PolicyError) as error:
             paper_view.instead(error, title="What each layer keeps", key="n", run_id=look.run_id)
-            return figures  # every other figure needs the same attention and total
+            return {}  # every other figure needs the same attention and total
         card.figure_card(
             budgets, key="layer-budgets", link_values=look.link(), height=paper_view.HEIGHT
         )
@@ -165,7 +165,7 @@ def show(look: Look) -> dict[str, Figure | None]:
     _splits(look, figures)
     _composite(look, figures)
     _effect(look, figures)
-    return figures
+    return paper_view.notes_of(figures)
 
 
 def _figure(

@@ -21,3 +21,7 @@ PANELS: Mapping[str, Callable[[Look], Mapping[str, str | Note]]] = {
     "Why and what it cost": eviction_cost.show,
     "Run it for real": eviction_live.show,
 }
+
+
+def show(look: Look) -> Mapping[str, str | Note]:
+    return PANELS[look.panel](look)

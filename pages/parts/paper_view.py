@@ -120,14 +120,13 @@ def instead(error: Exception, *, title: str, key: str, run_id: str) -> None:
         st.caption(plain(str(error)))
 
 
-def notes_of(figures: dict[str, Figure | None]) -> None:
+def notes_of(figures: dict[str, Figure | None]) -> dict[str, str | Note]:
     """Two sentences for each figure that is shown; figures with one note share them."""
     notes: dict[str, str | Note] = {}
     for name, figure in figures.items():
         if figure is not None and figure.note and figure.note not in notes.values():
             notes[name] = figure.note
-    if notes:
-        card.how_to_read(notes)
+    return notes
 
 
 def numbers(texts: Sequence[str], lowest: int, highest: int) -> list[int]:

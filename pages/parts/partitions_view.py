@@ -11,6 +11,7 @@ from analysis.errors import AnalysisError
 from analysis.figure import Figure, Note
 from analysis.partitions import KEEP_RATIO, LAG, SINK, VARIANTS, kept_per_partition, layout
 from analysis.partitions_figures import LENGTH_NOTE, SCORE_NOTE, STRIP_NOTE
+from analysis.text_figures import eviction_figure
 from cache_store.reader import CaptureInfo
 from pages.parts import card, looks_maps, places, selection
 from pages.parts.looks_maps import Lag
@@ -210,6 +211,10 @@ def kept_tokens(look: Look) -> Notes:
             on_step=lambda step: selection.go_to_step("step", step),
         )
         st.caption(plain(shown.caption))
+        figure = eviction_figure(shown, f"LagKV, step {look.step}, {shown.place}")
+        card.actions(
+            figure.table, key="lag-text", name="text", link_values=look.link(), figure=figure
+        )
     with st.container(border=True, gap="xsmall", key="card-kinds"):
         st.markdown("**Which kinds of tokens are kept**")
         if table.empty:
@@ -243,6 +248,10 @@ PANELS = {
     "Variants": variants,
     "What is kept": kept_tokens,
 }
+
+
+def show(look: Look) -> Notes:
+    return PANELS[look.panel](look)
 
 
 def _figure(look: Look, key: str, name: str, *chosen: int, **more: int) -> None:

@@ -13,6 +13,7 @@ from analysis.figure import Figure, Note
 from analysis.picks import Partition
 from analysis.picks_figures import OVERLAP_NOTE, PICK_NOTE, SLIDE_NOTE, partition_words
 from analysis.retained_figures import RETAINED_NOTE, SCHEME_NOTE
+from analysis.text_figures import eviction_figure
 from cache_store.reader import CaptureInfo
 from pages.parts import card, looks_maps, places, policy_budget, selection, waiting
 from pages.parts.text import plain
@@ -96,6 +97,10 @@ def overview(look: Look) -> Notes:
             on_step=lambda step: selection.go_to_step("step", step),
         )
         st.caption(plain(shown.caption))
+        figure = eviction_figure(shown, f"SAGE-KV, step {look.step}, {shown.place}")
+        card.actions(
+            figure.table, key="sage-text", name="text", link_values=look.link(), figure=figure
+        )
     notes["The text"] = shown.note
     _table(look)
     return {**notes, "The table": TABLE_WORDS}
@@ -194,6 +199,10 @@ PANELS = {
     "Sliding window": window,
     "Over budgets": over_budgets,
 }
+
+
+def show(look: Look) -> Notes:
+    return PANELS[look.panel](look)
 
 
 def _figure(look: Look, name: str, *chosen: int, **more: int) -> Figure:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from analysis.errors import NeedsJob
-from analysis.figure import Figure
+from analysis.figure import Figure, Note
 from analysis.lookaheads import lookahead
 from analysis.recall import NO_RESPONSE, OFFSETS, WEIGHTINGS, WIDTH
 from cache_store.errors import KVScopeError
@@ -175,11 +175,10 @@ def _start() -> int:
     return int(text)
 
 
-def no_response() -> None:
-    st.markdown(plain(NO_RESPONSE))
-
-
-def show(look: Look) -> dict[str, Figure | None]:
+def show(look: Look) -> dict[str, str | Note]:
+    if look.info.response_length == 0:
+        st.markdown(plain(NO_RESPONSE))
+        return {}
     figures: dict[str, Figure | None] = {}
     with st.grid(2, min_column_width=440):
         figures["Recall"] = _figure(
@@ -216,7 +215,7 @@ def show(look: Look) -> dict[str, Figure | None]:
             ),
         )
         figures["Time by stage"] = _latency(look)
-    return figures
+    return paper_view.notes_of(figures)
 
 
 def _figure(

@@ -9,8 +9,9 @@ from typing import Any
 
 import streamlit as st
 
-from analysis.figure import Figure
+from analysis.figure import Figure, Note
 from analysis.recurrence import COUNTS, NO_RESPONSE, SHARE, alpha_advice
+from analysis.text_figures import attention_figure
 from cache_store.errors import KVScopeError
 from cache_store.reader import CaptureInfo
 from pages.parts import (
@@ -150,10 +151,6 @@ def _window(look: Look) -> None:
     )
 
 
-def no_response() -> None:
-    st.markdown(plain(NO_RESPONSE))
-
-
 def _figure(
     look: Look, title: str, key: str, make: Callable[[], Figure], **more: Any
 ) -> Figure | None:
@@ -218,6 +215,11 @@ def _text(look: Look) -> None:
             if shown.pages > 1:
                 selection.settle_page(shown.pages)
                 st.pagination(shown.pages, default=shown.page + 1, key="page", bind="query-params")
+        place = f"layer {look.layer}, KV head {look.kv_head}"
+        figure = attention_figure(shown, f"Recurring tokens, {place}, step {look.step}", log=True)
+        card.actions(
+            figure.table, key="recurring-text", name="text", link_values=look.link(), figure=figure
+        )
 
 
 def _table(look: Look) -> None:
@@ -278,3 +280,10 @@ PANELS: dict[str, Callable[[Look], dict[str, Figure | None]]] = {
     "The score": recurrence_decisions.scores,
     "What is evicted": recurrence_decisions.evictions,
 }
+
+
+def show(look: Look) -> dict[str, str | Note]:
+    if look.info.response_length == 0:
+        st.markdown(plain(NO_RESPONSE))
+        return {}
+    return paper_view.notes_of(PANELS[look.panel](look))
