@@ -107,6 +107,7 @@ MARKS: dict[str, dict[str, str]] = {
     "heatmap": {"z": "yx"},
     "raster": {"codes": "yx"},  # uint8: 0 is no such cell, c is categories[c - 1]
     "lines": {"y": "sx"},
+    "area": {"y": "sx"},  # layers upon each other, without gaps
     "bars": {"y": "sx"},
     "stacked_bars": {"y": "sx"},
     "scatter": {"x": "p", "y": "p"},
@@ -115,7 +116,9 @@ MARKS: dict[str, dict[str, str]] = {
 OPTIONAL_ARRAYS: dict[str, dict[str, str]] = {
     "heatmap": {},
     "raster": {"share": "yx"},  # of each pooled cell, how much of it is its category; above 0
-    "lines": {"low": "sx", "high": "sx"},  # a band around each line
+    # a band around each line; points upon the lines, of series that have points only
+    "lines": {"low": "sx", "high": "sx", "point_x": "p", "point_y": "p", "point_series": "p"},
+    "area": {},
     "bars": {},
     "stacked_bars": {},
     "scatter": {"colour": "p", "series": "p"},  # a number, or an index into `series`

@@ -36,7 +36,19 @@ def _series(figure: Figure) -> pd.DataFrame:
     for name in ("low", "high"):
         if name in figure.arrays:
             frame[name] = figure.arrays[name].reshape(-1)
-    return frame
+    if "point_x" not in figure.arrays:
+        return frame
+    places = figure.arrays["point_series"].astype(int)
+    points = pd.DataFrame(
+        {
+            "series": names[places],
+            figure.x.name: figure.arrays["point_x"],
+            figure.y.name: figure.arrays["point_y"],
+            "text": list(figure.point_text) or [""] * len(places),
+        }
+    )
+    lines = frame[~frame["series"].isin(names[np.unique(places)])]
+    return pd.concat([lines, points], ignore_index=True)
 
 
 def _heatmap(figure: Figure) -> pd.DataFrame:

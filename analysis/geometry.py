@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from analysis.figure import Axis, Figure
 
@@ -17,6 +19,14 @@ def spacing(axis: Axis, count: int) -> tuple[float, float]:
         return 0.0, 1.0
     step = float(axis.values[1] - axis.values[0]) if count > 1 else 1.0
     return float(axis.values[0]), step
+
+
+def places(axis: Axis, count: int) -> np.ndarray:
+    """Where the points or bars of an axis stand: its values, or the middles of its cells."""
+    if axis.values is not None:
+        return np.asarray(axis.values)
+    first, width = spacing(axis, count)
+    return np.arange(count) if axis.edges is None else first + width * np.arange(count)
 
 
 def limits(figure: Figure, name: str) -> tuple[float, float] | None:

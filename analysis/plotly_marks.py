@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from analysis.colours import series_colour, series_dash, series_pattern
 from analysis.figure import Axis, ColourScale, Figure
-from analysis.geometry import spacing
+from analysis.geometry import places, spacing
 from analysis.words import number
 
 _ESCAPES = str.maketrans(
@@ -104,7 +104,11 @@ def draw_lines(drawn: go.Figure, figure: Figure) -> None:
     """Add the traces of lines with their bands."""
     lines = figure.arrays["y"]
     x = _values(figure.x, lines.shape[1])
+    points = figure.arrays.get("point_series", np.empty(0))
     for index, series in enumerate(figure.series):
+        if (points == index).any():
+            _draw_points(drawn, figure, index)
+            continue
         colour = series.colour or series_colour(index)
         if "low" in figure.arrays:
             edge = {"x": x, "mode": "lines", "hoverinfo": "skip", "showlegend": False}
@@ -124,10 +128,58 @@ def draw_lines(drawn: go.Figure, figure: Figure) -> None:
             line={"color": colour, "dash": series.dash or series_dash(index), "width": 1.6},
             hovertemplate="%{y:.3~g}",
         )
+    unified = len(figure.series) <= 8 and not len(points)
     drawn.update_layout(
-        hovermode="x unified" if len(figure.series) <= 8 else "closest",
+        hovermode="x unified" if unified else "closest",
         showlegend=len(figure.series) > 1,
     )
+
+
+def _draw_points(drawn: go.Figure, figure: Figure, index: int) -> None:
+    """The points of one series, upon the lines of the others."""
+    taken = np.flatnonzero(figure.arrays["point_series"] == index)
+    series = figure.series[index]
+    text = np.array([escaped(entry) for entry in figure.point_text], dtype=object)
+    drawn.add_scatter(
+        x=_float(figure.arrays["point_x"][taken]),
+        y=_float(figure.arrays["point_y"][taken]),
+        mode="markers",
+        name=escaped(series.name),
+        marker={
+            "size": 6,
+            "opacity": 0.6,
+            "symbol": index % 8,
+            "color": series.colour or series_colour(index),
+        },
+        text=text[taken] if len(text) else None,
+        hovertemplate=("%{text}<br>" if len(text) else "")
+        + f"{escaped(figure.y.name)} %{{y:.3~g}}<extra></extra>",
+    )
+
+
+def draw_area(drawn: go.Figure, figure: Figure) -> None:
+    """Add the layers of an area, the first at the bottom."""
+    heights = figure.arrays["y"]
+    x = _values(figure.x, heights.shape[1])
+    for index, series in enumerate(figure.series):
+        colour = series.colour or series_colour(index)
+        drawn.add_scatter(
+            x=x,
+            y=_float(heights[index]),
+            name=escaped(series.name),
+            mode="lines",
+            stackgroup="one",
+            line={"color": colour, "width": 0.5},
+            fillpattern={
+                "shape": series_pattern(index),
+                "fillmode": "overlay",
+                "bgcolor": colour,
+                "fgcolor": "rgba(255,255,255,0.6)",
+                "solidity": 0.2,
+            },
+            hovertemplate="%{y:.3~g}",
+        )
+    drawn.update_layout(hovermode="x unified", showlegend=len(figure.series) > 1)
 
 
 def _line_mode(points: int) -> str:
@@ -205,7 +257,7 @@ def _float(values: np.ndarray) -> np.ndarray:
 
 
 def _values(axis: Axis, count: int) -> np.ndarray:
-    values = np.arange(count) if axis.values is None else np.asarray(axis.values)
+    values = places(axis, count)
     return values.astype(np.int32) if np.issubdtype(values.dtype, np.integer) else _float(values)
 
 

@@ -16,6 +16,7 @@ from analysis.colours import SELECTED
 from analysis.figure import Axis, Figure, Marker
 from analysis.geometry import limits as axis_limits
 from analysis.plotly_marks import (
+    draw_area,
     draw_bars,
     draw_heatmap,
     draw_lines,
@@ -33,6 +34,7 @@ DRAW: dict[str, Callable[[go.Figure, Figure], None]] = {
     "heatmap": draw_heatmap,
     "raster": draw_raster,
     "lines": draw_lines,
+    "area": draw_area,
     "bars": draw_bars,
     "stacked_bars": draw_bars,
     "scatter": draw_scatter,

@@ -1,4 +1,4 @@
-"""Lines, bars and scatters on paper: series differ in more than colour."""
+"""Lines, areas, bars and scatters on paper: series differ in more than colour."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.colours import series_colour, series_dash, series_pattern
-from analysis.figure import Axis, Figure
+from analysis.figure import Figure
+from analysis.geometry import places
 from analysis.paper.cells import colour_map, draw_colour_bar, norm_of
 from analysis.paper.texts import shown
 from analysis.paper.venues import Style
@@ -35,8 +36,25 @@ def draw_lines(axes: Axes, figure: Figure, style: Style) -> list[Any]:
     lines = figure.arrays["y"]
     x = places(figure.x, lines.shape[1])
     drawn = []
+    points = figure.arrays.get("point_series", np.empty(0))
     for index, series in enumerate(figure.series):
         colour = series.colour or series_colour(index)
+        own = np.flatnonzero(points == index)
+        if len(own):
+            drawn.append(
+                axes.scatter(
+                    figure.arrays["point_x"][own],
+                    figure.arrays["point_y"][own],
+                    s=(style.font_pt * 0.4) ** 2,
+                    color=colour,
+                    alpha=0.6,
+                    marker=SYMBOLS[index % len(SYMBOLS)],
+                    linewidths=0,
+                    label=shown(series.name) or " ",
+                    rasterized=len(own) > 20_000,
+                )
+            )
+            continue
         if "low" in figure.arrays:
             low, high = figure.arrays["low"][index], figure.arrays["high"][index]
             axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -51,6 +69,26 @@ def draw_lines(axes: Axes, figure: Figure, style: Style) -> list[Any]:
             label=shown(series.name) or " ",
         )
     return drawn
+
+
+def draw_area(axes: Axes, figure: Figure, style: Style) -> list[Any]:
+    """Layers upon each other, the first at the bottom; returns the legend's entries."""
+    heights = np.nan_to_num(figure.arrays["y"].astype(float))
+    x = places(figure.x, heights.shape[1]).astype(float)
+    above = np.concatenate([np.zeros((1, len(x))), heights.cumsum(axis=0)])
+    return [
+        axes.fill_between(
+            x,
+            above[index],
+            above[index + 1],
+            facecolor=series.colour or series_colour(index),
+            edgecolor="white",
+            linewidth=0,
+            hatch=PATTERNS[series_pattern(index)] or None,
+            label=shown(series.name) or " ",
+        )
+        for index, series in enumerate(figure.series)
+    ]
 
 
 def draw_bars(axes: Axes, figure: Figure, style: Style) -> list[Any]:
@@ -141,8 +179,3 @@ def _names(axes: Axes, x: np.ndarray, y: np.ndarray, texts: tuple[str, ...], sty
             fontsize=style.font_pt * 0.85,
             annotation_clip=True,
         ).set_in_layout(False)
-
-
-def places(axis: Axis, count: int) -> np.ndarray:
-    """Where the points or bars of an axis stand."""
-    return np.arange(count) if axis.values is None else np.asarray(axis.values)

@@ -26,7 +26,8 @@ from analysis.paper.axes import draw_axis, shorten_labels
 from analysis.paper.cells import draw_heatmap, draw_raster
 from analysis.paper.layout import PAD_IN, default_height_in, draw_legend, draw_title
 from analysis.paper.markers import draw_marker
-from analysis.paper.marks import draw_bars, draw_lines, draw_scatter
+from analysis.paper.marks import draw_area, draw_bars, draw_lines, draw_scatter
+from analysis.paper.palettes import in_palette
 from analysis.paper.texts import FONTS, shown
 from analysis.paper.tokens import draw_tokens, legend_entries
 from analysis.paper.venues import INK, Style
@@ -38,6 +39,7 @@ DRAW: dict[str, Callable[[Axes, Figure, Style], list[Any]]] = {
     "heatmap": draw_heatmap,
     "raster": draw_raster,
     "lines": draw_lines,
+    "area": draw_area,
     "bars": draw_bars,
     "stacked_bars": draw_bars,
     "scatter": draw_scatter,
@@ -131,6 +133,7 @@ def settings(style: Style) -> Iterator[None]:
 
 def to_matplotlib(figure: Figure, style: Style) -> Drawing:
     """The drawing, laid out when it is saved; call it within `settings(style)`."""
+    figure = in_palette(figure, style)
     height = style.height_in or default_height_in(figure, style)
     engine = ConstrainedLayoutEngine(w_pad=PAD_IN, h_pad=PAD_IN, wspace=0, hspace=0)
     drawn = Drawing(figsize=(style.width_in, height), layout=engine, facecolor="white")

@@ -21,7 +21,8 @@ HOSTILE = (
     "%{z} &amp; <b>",
     "long " * 60,
 )
-PLOTTED = ("heatmap", "centred", "raster", "letters", "lines", "bars", "stacked_bars", "scatter")
+LINED = ("lines", "points", "area", "bars", "stacked_bars")
+PLOTTED = ("heatmap", "centred", "raster", "letters", *LINED, "scatter")
 MARKS = (*PLOTTED, "text")
 TOKENS = ("The", " pass", "key", " at", " position", " 9", " is", "\n\n", "40", "71", "   ", "ok.")
 
@@ -30,7 +31,7 @@ def figure(mark: str, **changes: Any) -> Figure:
     """A small figure of a mark; "centred" and "letters" are a heatmap and a raster."""
     rng = np.random.default_rng(3)
     names = (Series("SnapKV"), Series("H2O", "#D55E00", "dot"))
-    kind = {"centred": "heatmap", "letters": "raster"}.get(mark, mark)
+    kind = {"centred": "heatmap", "letters": "raster", "points": "lines"}.get(mark, mark)
     parts: dict[str, Any] = {
         "mark": kind,
         "title": f"Title of {mark}",
@@ -79,6 +80,10 @@ def figure(mark: str, **changes: Any) -> Figure:
     else:
         y = rng.random((2, 6))
         parts |= {"arrays": {"y": y}, "series": names}
+        if mark == "points":  # upon the line of the other series
+            points = {"point_x": np.arange(4) / 2, "point_y": y[0, :4]}
+            arrays = {"y": np.stack([y[0], np.full(6, np.nan)]), "point_series": np.ones(4, int)}
+            parts |= {"arrays": arrays | points, "point_text": tuple("abcd")}
         if mark == "lines":
             parts |= {
                 "arrays": {"y": y, "low": y - 0.1, "high": y + 0.1},
@@ -97,10 +102,10 @@ def hostile(mark: str, text: str) -> Figure:
         "caption": text,
         "markers": (Marker("x", x=1, label=text), Marker("cell", 1, 1, text)),
     }
-    if mark in ("lines", "bars", "stacked_bars", "scatter"):
+    if mark in (*LINED, "scatter"):
         changes["series"] = (Series(text), Series(f"other {text}"))
-    if mark == "scatter":
-        changes["point_text"] = (text,) * 9
+    if mark in ("points", "scatter"):
+        changes["point_text"] = (text,) * (9 if mark == "scatter" else 4)
     if mark == "text":
         places = np.arange(40, 52)
         changes |= {"x": Axis(text, places), "y": Axis(text, ticks=((0.5, text),))}

@@ -123,6 +123,23 @@ def test_lines_table_has_one_row_per_point() -> None:
     assert table["high"].tolist() == [9] * 6
 
 
+def test_a_table_of_lines_with_points_has_both() -> None:
+    figure = lines(
+        arrays={
+            "y": np.array([[1.0, 2.0, 3.0], [np.nan] * 3]),
+            "point_x": np.array([0.5, -1.0]),
+            "point_y": np.array([7.0, 8.0]),
+            "point_series": np.array([1, 1]),
+        },
+        point_text=("one", "two"),
+    )
+    table = figure.table()
+    assert table["series"].tolist() == ["a", "a", "a", "b", "b"]
+    assert table["step"].tolist() == [-1, 0, 1, 0.5, -1]
+    assert table["mass (share)"].tolist() == [1, 2, 3, 7, 8]
+    assert table["text"].tolist()[3:] == ["one", "two"]
+
+
 def test_scatter_table_names_series_and_text() -> None:
     figure = Figure(
         "scatter",

@@ -25,7 +25,7 @@ from analysis.figure import Axis, ColourScale, Figure, Marker, Series
 from analysis.geometry import limits
 from analysis.paper.renderer import render, settings, to_matplotlib
 from analysis.paper.texts import fitted, number, shown, width_in, wrapped
-from analysis.paper.venues import VENUES, Style, style_for
+from analysis.paper.venues import VENUES, Style, colour_maps, style_for
 from analysis.plotly_renderer import to_plotly
 from tests.analysis.figures import HOSTILE, MARKS, PLOTTED, figure, hostile
 
@@ -177,6 +177,30 @@ def test_bars_have_the_heights_and_order_of_the_screen() -> None:
     second = [bar.get_y() for bar in axes.containers[1]]
     np.testing.assert_allclose(second, bars.arrays["y"][0])
     assert all(container[0].get_hatch() for container in axes.containers[1:])
+
+
+def test_layers_lie_upon_each_other_as_on_the_screen() -> None:
+    area = figure("area")
+    axes, traces = drawn_axes(area), screen(area)["data"]
+    below = np.zeros(6)
+    for layer, trace in zip(axes.collections, traces, strict=True):
+        assert trace["stackgroup"] == "one"
+        above = below + numbers(trace["y"])
+        corners = layer.get_paths()[0].vertices
+        for place, (low, high) in enumerate(zip(below, above, strict=True)):
+            own = corners[corners[:, 0] == place, 1]
+            assert own.min() == pytest.approx(low, abs=1e-6)
+            assert own.max() == pytest.approx(high, abs=1e-6)
+        below = above
+
+
+def test_points_upon_lines_are_those_of_the_screen() -> None:
+    points = figure("points")
+    axes, traces = drawn_axes(points), screen(points)["data"]
+    assert [trace["mode"] for trace in traces] == ["lines+markers", "markers"]
+    on_screen = np.stack([numbers(traces[1]["x"]), numbers(traces[1]["y"])], 1)
+    np.testing.assert_allclose(axes.collections[0].get_offsets(), on_screen, rtol=1e-6)
+    assert len(axes.lines) == 1 and traces[1]["text"] == list("abcd")
 
 
 def test_points_are_those_of_the_screen() -> None:
@@ -340,3 +364,36 @@ def test_choosing_a_venue_loads_nothing_heavy() -> None:
         "assert not {'matplotlib', 'plotly', 'pandas', 'pyarrow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_lines_take_the_palette_in_its_order_or_shades_of_grey() -> None:
+    """Okabe and Ito's first two colours here are blue and vermilion."""
+    own = figure("lines", series=(Series("a", "#123456"), Series("b", "#654321")))
+    drawn = drawn_axes(own, style_for(colour_map="okabe-ito")).lines[:2]
+    assert [to_rgb(line.get_color()) for line in drawn] == [to_rgb("#0072B2"), to_rgb("#D55E00")]
+    grey = [
+        to_rgb(line.get_color()) for line in drawn_axes(own, style_for(colour_map="grey")).lines[:2]
+    ]
+    assert all(max(colour) - min(colour) < 1e-9 for colour in grey)
+    assert abs(grey[0][0] - grey[1][0]) > 0.3
+    cells = drawn_axes(figure("raster"), style_for(colour_map="grey")).images[0].get_array()
+    assert np.ptp(np.asarray(cells)[..., :3].astype(int), axis=-1).max() <= 1
+
+
+def test_any_scale_can_be_centred_on_zero() -> None:
+    z = np.array([[0.0, 1.0, -0.5]], np.float32)
+    scale = ColourScale("weight", (-0.5, 1.0))
+    heat = figure("heatmap", arrays={"z": z}, colour=scale, x=Axis("x"), y=Axis("y"))
+    image = np.asarray(drawn_axes(heat, style_for(colour_map="diverging")).images[0].get_array())
+    middle, above, below = (part[1, 1, :3] / 255 for part in np.array_split(image, 3, axis=1))
+    purple = mpl.colormaps["PuOr"]
+    assert middle.min() > 0.94  # zero is the pale middle
+    np.testing.assert_allclose(above, purple(1.0)[:3], atol=0.02)
+    np.testing.assert_allclose(below, purple(0.25)[:3], atol=0.02)
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_reader_is_offered_the_colours_that_make_a_difference(mark: str) -> None:
+    names = colour_maps(figure(mark))
+    drawn = {render(figure(mark), style_for(colour_map=name, dpi=60), "png") for name in names}
+    assert names[0] == "as on screen" and len(drawn) == len(names)
