@@ -1,0 +1,1 @@
+"""Studies: rows of many prompts in, tables and figures out."""
