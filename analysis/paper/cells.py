@@ -75,7 +75,7 @@ def colour_map(scale: ColourScale, style: Style) -> Colormap:
         return LinearSegmentedColormap.from_list(SHADE, ends)
     if chosen == "grey":
         return LinearSegmentedColormap.from_list("grey", ["#EEEEEE", "#000000"])
-    if chosen == "as on screen" or (scale.name == DIVERGING and chosen == "viridis"):
+    if chosen != "cividis" and (chosen != "viridis" or scale.name == DIVERGING):
         chosen = scale.name
     names = {name.lower(): name for name in mpl.colormaps}
     return mpl.colormaps[names.get(chosen.lower(), "viridis")]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from analysis.colours import DIVERGING, SERIES, SHADE
 from analysis.errors import AnalysisError
+
+if TYPE_CHECKING:
+    from analysis.figure import Figure
 
 MM = 1 / 25.4
 INK = "#222222"
 FAMILIES = ("sans", "serif")
 LEGENDS = ("above", "right", "below", "inside", "none")
-COLOUR_MAPS = ("as on screen", "viridis", "cividis", "grey")
+COLOUR_MAPS = ("as on screen", "viridis", "cividis", "diverging", "okabe-ito", "grey")
 LARGEST_IN, SMALLEST_IN = 60.0, 1.0
 
 
@@ -39,6 +44,25 @@ VENUES: dict[str, Venue] = {
     "nature-wide": Venue("Nature, two columns", 183 * MM, 7.0, "sans"),
     "slides": Venue("Slides, 16:9", 10.0, 16.0, "sans"),
 }
+
+
+def colour_maps(figure: Figure) -> tuple[str, ...]:
+    """Those of COLOUR_MAPS that change a figure: of its numbers, or of its lines and categories."""
+    scale = figure.colour
+    if scale is None:
+        palette = [SERIES[index % len(SERIES)] for index in range(len(figure.series))]
+        own = [one.colour or usual for one, usual in zip(figure.series, palette, strict=True)]
+        return tuple(
+            name
+            for name in ("as on screen", "okabe-ito", "grey")
+            if name != "okabe-ito" or own != palette
+        )
+    same = ["okabe-ito"]  # as another choice
+    if scale.log or scale.name in (DIVERGING, SHADE):
+        same.append("diverging")
+    if scale.name == DIVERGING:
+        same.append("viridis")
+    return tuple(name for name in COLOUR_MAPS if name not in same)
 
 
 @dataclass(frozen=True)

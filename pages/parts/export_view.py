@@ -9,7 +9,7 @@ import streamlit as st
 
 from analysis.export import FORMS, export
 from analysis.figure import Figure
-from analysis.paper.venues import COLOUR_MAPS, FAMILIES, LEGENDS, VENUES, Style, style_for
+from analysis.paper.venues import FAMILIES, LEGENDS, MM, VENUES, Style, colour_maps, style_for
 from cache_store.errors import KVScopeError
 from pages.parts import selection
 from pages.parts.text import plain
@@ -38,7 +38,7 @@ def _choices(figure: Figure, key: str, name: str, link: str) -> None:
         "Format", list(FORMS), format_func=lambda form: FORMS[form].label, key=f"form-{key}"
     )
     try:
-        style = _style(key, form) if FORMS[form].paper else style_for()
+        style = _style(figure, key, form) if FORMS[form].paper else style_for()
         if FORMS[form].paper:
             _preview(figure, style)
     except KVScopeError as error:
@@ -55,7 +55,7 @@ def _choices(figure: Figure, key: str, name: str, link: str) -> None:
     )
 
 
-def _style(key: str, form: str) -> Style:
+def _style(figure: Figure, key: str, form: str) -> Style:
     """The reader's choices; an empty width, height or font size is the venue's own."""
     venue = st.selectbox(
         "Venue", list(VENUES), format_func=lambda venue: VENUES[venue].label, key=f"venue-{key}"
@@ -73,7 +73,7 @@ def _style(key: str, form: str) -> Style:
             key=f"family-{venue}-{key}",
             width=110,
         )
-        colours = st.selectbox("Colour map", COLOUR_MAPS, key=f"colours-{key}", width=150)
+        colours = st.selectbox("Colours", colour_maps(figure), key=f"colours-{key}", width=150)
         legend = st.selectbox("Legend", LEGENDS, key=f"legend-{key}", width=110)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         title = st.toggle("Title", value=True, key=f"title-{key}")
@@ -108,4 +108,8 @@ def _preview(figure: Figure, style: Style) -> None:
     with st.spinner("Drawing"):
         picture = export(figure, "png", replace(style, dpi=_PREVIEW_DPI))
     st.image(picture, width="stretch")
-    st.caption(plain(f"As it will be printed, {style.width_in:.3g} in wide."))
+    st.caption(
+        plain(
+            f"As it will be printed, {style.width_in:.3g} in ({style.width_in / MM:.0f} mm) wide."
+        )
+    )
