@@ -239,8 +239,59 @@ def imports() -> dict[str, float]:
     return {"heavy": sum(name in sys.modules for name in ("torch", "umap", "transformers"))}
 
 
+def exported(mark: str, form: str, rounds: int = 5) -> dict[str, float]:
+    """A raster of 4,096 x 256 or a heatmap of 1,024 x 1,024 cells as a file, the drawing loaded.
+
+    pause_seconds: how long another thread of the process, which looks every 5 ms, was kept waiting.
+    """
+    import statistics
+
+    import numpy as np
+
+    from analysis.colours import REASONS
+    from analysis.export import export
+    from analysis.figure import Axis, ColourScale, Figure
+    from analysis.paper.venues import style_for
+
+    numbers = np.random.default_rng(0)
+    parts: dict[str, Any] = {"x": Axis("position"), "y": Axis("step", reversed=True)}
+    if mark == "raster":
+        codes = numbers.integers(0, 6, (256, 4096)).astype(np.uint8)
+        parts |= {"arrays": {"codes": codes}, "categories": tuple(REASONS.values())[:5]}
+    else:
+        cells = numbers.random((1024, 1024), np.float32)
+        parts |= {"arrays": {"z": cells}, "colour": ColourScale("weight", (0.0, 1.0))}
+    drawn = Figure(mark, f"A {mark}", **parts)
+    start = time.perf_counter()
+    export(drawn, form, style_for("icml"))
+    first = time.perf_counter() - start
+    times, done, gaps = [], threading.Event(), [0.0]
+
+    def look() -> None:
+        seen = time.perf_counter()
+        while not done.wait(0.005):
+            now = time.perf_counter()
+            gaps.append(now - seen)
+            seen = now
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for _ in range(rounds):
+        start = time.perf_counter()
+        export(drawn, form, style_for("neurips"))
+        times.append(time.perf_counter() - start)
+    done.set()
+    watcher.join()
+    return {
+        "seconds": statistics.median(times),
+        "first_seconds": first,
+        "pause_seconds": max(gaps),
+    }
+
+
 PROBES: dict[str, Callable[..., dict[str, float]]] = {
-    probe.__name__: probe for probe in (plain, captured, eager, figure, derived_figure, imports)
+    probe.__name__: probe
+    for probe in (plain, captured, eager, figure, derived_figure, imports, exported)
 }
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -60,9 +63,27 @@ def _jobs(folder: Path) -> Jobs:
     return jobs
 
 
+def captures(run_ids: Sequence[str]) -> list[Capture]:
+    """The open captures of several runs, for figures that pool them."""
+    return [capture(run_id) for run_id in run_ids]
+
+
+_stand_in: list[Any] = []
+
+
 def jobs() -> Jobs:
     """The queue of jobs. The first call starts the workers and, in an empty library, samples."""
-    return _jobs(home())
+    return _stand_in[-1] if _stand_in else _jobs(home())
+
+
+@contextmanager
+def without_jobs(queue: Any) -> Iterator[None]:
+    """For a process that shows pages to nobody: `queue` answers, and no worker is started."""
+    _stand_in.append(queue)
+    try:
+        yield
+    finally:
+        _stand_in.remove(queue)
 
 
 _IMPORTING = threading.Lock()

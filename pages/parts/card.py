@@ -10,7 +10,8 @@ import pandas as pd
 import streamlit as st
 
 from analysis.figure import Figure, Note
-from pages.parts import export_view, selection
+from analysis.tables import to_latex, to_markdown
+from pages.parts import drawn, export_view, selection
 from pages.parts.text import plain
 
 _FONT = '"Source Sans", sans-serif'  # the page's own
@@ -28,19 +29,21 @@ def figure_card(
     link_values: dict[str, Any],
     height: int | None = None,
     on_cell: Callable[[int, int], None] | None = None,
+    on_point: Callable[[float, float], None] | None = None,
 ) -> None:
-    """Draw a figure; `on_cell` is called with row and column when a cell of a grid is clicked."""
+    """Draw a figure; `on_cell` is called with row and column when a cell of a grid is clicked,
+    `on_point` with x and y when a marked point is."""
     from analysis.plotly_renderer import to_plotly
 
     with st.container(border=True, gap="xsmall", key=f"card-{key}"):
         st.markdown(f"**{plain(figure.title)}**")
-        drawn = to_plotly(figure, theme=theme(), height=height)
-        drawn.layout.font.family = _FONT
+        plot = to_plotly(figure, theme=theme(), height=height)
+        plot.layout.font.family = _FONT
         st.plotly_chart(
-            drawn,
+            plot,
             theme=None,
             key=key,
-            on_select="ignore" if on_cell is None else lambda: _clicked(key, on_cell),
+            on_select=_callback(key, on_cell, on_point),
             selection_mode="points",
             config={"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]},
             alt=figure.alt or figure.title,
@@ -50,10 +53,23 @@ def figure_card(
         actions(figure.table, key=key, name=key, link_values=link_values, figure=figure)
 
 
-def _clicked(key: str, on_cell: Callable[[int, int], None]) -> None:
-    points = st.session_state[key].selection.points
-    if points:
-        on_cell(int(points[0]["y"]), int(points[0]["x"]))
+def _callback(
+    key: str,
+    on_cell: Callable[[int, int], None] | None,
+    on_point: Callable[[float, float], None] | None,
+) -> Any:
+    """What Streamlit is told to do with a click, "ignore" where nothing comes of one."""
+    if on_cell is None and on_point is None:
+        return "ignore"
+
+    def clicked() -> None:
+        points = st.session_state[key].selection.points
+        if points and on_cell is not None:
+            on_cell(int(points[0]["y"]), int(points[0]["x"]))
+        elif points and on_point is not None:
+            on_point(float(points[0]["x"]), float(points[0]["y"]))
+
+    return clicked
 
 
 def how_to_read(notes: Mapping[str, str | Note]) -> None:
@@ -79,36 +95,37 @@ def actions(
     link_values: dict[str, Any],
     figure: Figure | None = None,
 ) -> None:
-    """Export (of a figure), Data (CSV, Parquet) and Link; files are made when asked for."""
+    """Export (of a figure), Data (as a table) and Link; files are made when asked for."""
+    if figure is not None:
+        drawn.tell(key, figure, link_values)
     with st.container(horizontal=True, gap="small"):
         if figure is not None:
             export_view.popover(figure, key=key, name=name, link_values=link_values)
         with st.popover("Data", icon=":material/download:", type="tertiary", key=f"data-{key}"):
-            downloads(table, key=key, name=name)
+            downloads(table, key=key, name=name, title=figure.title if figure else "")
         with st.popover("Link", icon=":material/link:", type="tertiary", key=f"link-{key}"):
             st.caption("This address opens this view.")
             st.code(selection.link(link_values), language=None, wrap_lines=True)
 
 
-def downloads(table: Callable[[], pd.DataFrame], *, key: str, name: str) -> None:
-    """Two buttons that make the file when they are pressed."""
+def downloads(table: Callable[[], pd.DataFrame], *, key: str, name: str, title: str = "") -> None:
+    """A button for each form, which makes the file when it is pressed."""
+    forms: dict[str, tuple[str, str, Callable[[], bytes]]] = {
+        "CSV": ("csv", "text/csv", lambda: table().to_csv(index=False).encode("utf-8", "replace")),
+        "Parquet": ("parquet", "application/vnd.apache.parquet", lambda: _parquet(table())),
+        "LaTeX": ("tex", "application/x-tex", lambda: to_latex(table(), title)),
+        "Markdown": ("md", "text/markdown", lambda: to_markdown(table(), title)),
+    }
     with st.container(horizontal=True, gap="small"):
-        st.download_button(
-            "CSV",
-            data=lambda: table().to_csv(index=False).encode("utf-8"),
-            file_name=f"kvscope-{name}.csv",
-            mime="text/csv",
-            key=f"csv-{key}",
-            on_click="ignore",
-        )
-        st.download_button(
-            "Parquet",
-            data=lambda: _parquet(table()),
-            file_name=f"kvscope-{name}.parquet",
-            mime="application/vnd.apache.parquet",
-            key=f"parquet-{key}",
-            on_click="ignore",
-        )
+        for label, (suffix, mime, make) in forms.items():
+            st.download_button(
+                label,
+                data=make,
+                file_name=f"kvscope-{name}.{suffix}",
+                mime=mime,
+                key=f"{label.lower()}-{key}",
+                on_click="ignore",
+            )
 
 
 def _parquet(table: pd.DataFrame) -> bytes:

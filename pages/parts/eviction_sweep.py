@@ -14,6 +14,7 @@ from kvpolicies import PolicyError
 from pages.parts import (
     backstage,
     card,
+    drawn,
     eviction_looks,
     policy_replays,
     policy_slots,
@@ -137,6 +138,7 @@ def _jobs(look: Look, missing: tuple[str, ...]) -> tuple[list[JobSpec], float, l
                 continue
             words = policy_replays.titled(need.spec["policy"])
             specs.append(derive_job(look.run_id, need.kind, need.spec, f"Replay of {words}"))
+            drawn.tell_job(specs[-1], need)
             seconds += need.seconds
         except KVScopeError as error:
             refused.append(str(error))

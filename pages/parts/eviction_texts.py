@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from analysis.figure import Note
+from analysis.text_figures import eviction_figure
 from pages.parts import card, eviction_evidence, eviction_looks, policy_replays, selection
 from pages.parts import eviction_view as view
 from pages.parts.attention_view import PAGE_TOKENS
@@ -61,6 +62,7 @@ def one(look: Look, replayed: Replayed, page: int | None, *, key: str) -> Note:
             key=key,
             name=f"text-step-{look.step}",
             link_values=look.link(),
+            figure=eviction_figure(shown, f"{replayed.title}, step {look.step}, {shown.place}"),
         )
     return shown.note
 

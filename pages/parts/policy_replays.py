@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -14,9 +15,9 @@ from backend.jobs import JobSpec, JobState, derive_job
 from cache_store.errors import KVScopeError
 from kvpolicies import PolicyError
 from kvpolicies.choice import title, to_text
-from pages.parts import backstage, eviction_looks
+from pages.parts import backstage, drawn, eviction_looks
 from pages.parts.policy_slots import Choice
-from pages.parts.text import duration, plain
+from pages.parts.text import duration, plain, some
 
 if TYPE_CHECKING:
     from analysis.replays import Replayed
@@ -36,6 +37,10 @@ class Pending:
     need: NeedsJob | None
     error: str = ""
 
+    def __post_init__(self) -> None:
+        if self.job is not None and self.need is not None:
+            drawn.tell_job(self.job, self.need)
+
 
 if TYPE_CHECKING:
     Seen = Replayed | Pending
@@ -50,6 +55,24 @@ def replay(run_id: str, choice: Choice) -> Seen:
         return _asked(run_id, name, need)
     except (KVScopeError, PolicyError) as error:
         return Pending(name, None, None, str(error))
+
+
+def live_runs(run_id: str, choices: Sequence[Choice]) -> tuple[tuple[str, ...], list[Pending]]:
+    """The names of the choices that were run for real, and what the others wait for."""
+    names: list[str] = []
+    missing: list[Pending] = []
+    for choice in choices:
+        shown = titled(choice)
+        try:
+            name = eviction_looks.name_of(choice)
+            eviction_looks.policy_run(run_id, name)
+            names.append(name)
+        except NeedsJob as need:
+            words = f"Run of {shown}" if need.kind == "policy_run" else need.kind.replace("_", " ")
+            missing.append(Pending(shown, derive_job(run_id, need.kind, need.spec, words), need))
+        except (KVScopeError, PolicyError) as error:
+            missing.append(Pending(shown, None, None, str(error)))
+    return tuple(names), missing
 
 
 def is_ready(replayed: Seen) -> TypeGuard[Replayed]:
@@ -138,6 +161,78 @@ def _under_way(state: JobState, key: str) -> None:
         on_click=_cancel,
         args=(state.id,),
     )
+
+
+def waiting_for(
+    pending: Sequence[Pending], title: str, *, key: str, verb: str = "Record them"
+) -> None:
+    """In the place of what several jobs give: one button for all that is missing, and how far they
+    are; what has arrived is shown by the next run of the page."""
+    with st.container(border=True, gap="xsmall", key=f"waiting-{key}"):
+        st.markdown(f"**{plain(title)}**")
+        for one in pending:
+            if one.job is None or one.need is None:
+                st.caption(plain(f"{one.title}: {one.error}"))
+        asked = [one for one in pending if one.job is not None and one.need is not None]
+        if asked:
+            st.session_state[f"{_WHOLE}-{key}"] = True
+            states = [state_of(one.job.id) for one in asked if one.job is not None]
+            busy = any(state is not None and not state.finished for state in states)
+            every = _BUSY_S if busy else _IDLE_S
+            st.fragment(run_every=every)(_progress_of_all)(asked, key, verb)
+
+
+def _progress_of_all(asked: Sequence[Pending], key: str, verb: str) -> None:
+    whole = st.session_state.pop(f"{_WHOLE}-{key}", False)
+    jobs = {job.id: job for job in backstage.jobs().jobs()}
+    idle: list[Pending] = []
+    under_way: list[tuple[str, JobState]] = []
+    for one in asked:
+        assert one.job is not None
+        state = jobs.get(one.job.id)
+        if state is not None and state.status == "done":
+            _arrived(one.job, whole)
+        elif state is not None and not state.finished:
+            st.session_state.setdefault(_ASKED, set()).add(one.job.id)
+            under_way.append((one.title, state))
+        else:
+            if state is not None and state.status == "failed":
+                st.caption(plain(f"{one.title}: {state.error or 'the last attempt failed.'}"))
+            idle.append(one)
+    running = [(name, state) for name, state in under_way if state.status == "running"]
+    for name, state in running or under_way[:1]:
+        share = min(1.0, max(0.0, state.done / state.total)) if state.total else 0.0
+        st.progress(share, text=plain(f"{name}: {state.phase or 'waiting'}"))
+    if len(under_way) > len(running):
+        st.caption(plain(f"{some(len(under_way) - len(running), 'more job')} waiting"))
+    if under_way:
+        st.button(
+            "Cancel",
+            key=f"cancel-waiting-{key}",
+            type="tertiary",
+            on_click=_cancel_all,
+            args=([state.id for _, state in under_way],),
+        )
+    if idle:
+        names = "; ".join(one.title for one in idle)
+        seconds = sum(max(1.0, one.need.seconds) for one in idle if one.need is not None)
+        st.caption(plain(f"Missing: {names}."))
+        st.button(
+            f"{verb} (about {duration(seconds)})",
+            key=f"ask-{key}",
+            on_click=_submit_all,
+            args=([one.job for one in idle],),
+        )
+
+
+def _submit_all(specs: Sequence[JobSpec]) -> None:
+    for spec in specs:
+        _submit(spec)
+
+
+def _cancel_all(job_ids: Sequence[str]) -> None:
+    for job_id in job_ids:
+        _cancel(job_id)
 
 
 def _cancel(job_id: str) -> None:

@@ -12,7 +12,7 @@ import streamlit as st
 
 from pages.parts.text import plain, shorten
 
-_NOTICES = "selection_notices"
+NOTICES = "selection_notices"
 _RUN_OF = "selection_run"
 
 
@@ -112,20 +112,20 @@ def segment(label: str, key: str, options: Sequence[str], **more: Any) -> str:
 
 def notices() -> list[str]:
     """What the URL asked for and could not get; each is one sentence."""
-    return list(st.session_state.get(_NOTICES, {}).values())
+    return list(st.session_state.get(NOTICES, {}).values())
 
 
 def notice(key: str, sentence: str) -> None:
-    st.session_state.setdefault(_NOTICES, {})[key] = sentence
+    st.session_state.setdefault(NOTICES, {})[key] = sentence
 
 
 def forget_notice(key: str) -> None:
     """What was said about `key` is no longer true."""
-    st.session_state.get(_NOTICES, {}).pop(key, None)
+    st.session_state.get(NOTICES, {}).pop(key, None)
 
 
 def forget_notices() -> None:
-    st.session_state.pop(_NOTICES, None)
+    st.session_state.pop(NOTICES, None)
 
 
 def link(values: dict[str, Any]) -> str:

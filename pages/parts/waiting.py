@@ -7,7 +7,7 @@ import streamlit as st
 from analysis.errors import NeedsJob
 from backend.jobs import derive_job
 from cache_store.errors import KVScopeError
-from pages.parts import backstage, jobs_view
+from pages.parts import backstage, drawn, jobs_view
 from pages.parts.text import duration, plain
 
 NEW_RUN = "pages/new_run.py"
@@ -15,6 +15,7 @@ NEW_RUN = "pages/new_run.py"
 
 def job_offer(need: NeedsJob, run_id: str, title: str, *, key: str) -> None:
     """In place of the figure: what it costs, a button, and its progress once it is under way."""
+    drawn.tell_job(derive_job(run_id, need.kind, need.spec, title), need)
     with st.container(border=True, key=f"offer-{key}"):
         st.markdown(f"**{plain(title)}**")
         _offer(need, run_id, title, key)
