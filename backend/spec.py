@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -148,18 +147,6 @@ class CaptureSpec:
         if "context" not in values:
             raise PromptError("The capture has no prompt: give it a 'context'.")
         return cls(**values)
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> CaptureSpec:
-        """Raises PromptError when the text is not a JSON object of these fields."""
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise PromptError(f"The capture's settings are not JSON: {error}.") from error
-        return cls.from_dict(values)
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

@@ -22,7 +22,6 @@ from cache_store.files import (
     check_run_id,
     is_derived_file,
     remove_anything,
-    sweep_partials,
 )
 from cache_store.importing import ABOUT_FILE, import_run
 from cache_store.index import MAX_TAG, MAX_TAGS, MAX_TITLE, Index, clean_tags, clean_title
@@ -197,10 +196,6 @@ class Library:
             kept = [tag[:MAX_TAG] for tag in tags if isinstance(tag, str)]
             self.set_tags(run_id, kept[:MAX_TAGS])
         return run_id
-
-    def sweep(self) -> list[Path]:
-        """Remove what killed processes left behind (see `files.sweep_partials`)."""
-        return sweep_partials(self.home)
 
     def _write_zip(self, out: IO[bytes], folder: Path, about: dict[str, Any]) -> None:
         # Stored, not deflated: float16 states are noise, compressing them costs minutes per GB.

@@ -203,18 +203,6 @@ class Capture(AttachedFile):
         count = len(found) // heads
         return found[:count], rows.reshape(heads, count, length)
 
-    def attention_steps(self, layer: int) -> np.ndarray:
-        """Which steps of a layer have stored rows, int32 in order; empty when none have."""
-        self._check_layer(layer)
-        return (
-            self.query(
-                f"SELECT step FROM {DATABASE}.attention WHERE layer = ? AND head = 0 ORDER BY step",
-                [layer],
-            )
-            .column("step")
-            .to_numpy()
-        )
-
     def attention_top(self, layer: int, head: int, step: int | None = None) -> pd.DataFrame:
         """Step, rank, position, weight of the largest entries of one head's stored rows."""
         self._check_layer(layer)

@@ -8,13 +8,9 @@ position P + t - 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SCHEMA_VERSION = 1
 # What no reader can do without; the other columns may be NULL.
@@ -242,20 +238,6 @@ ARRAY = _table(
 )
 
 DERIVED_TABLES: dict[str, Table] = {table.name: table for table in (DERIVED, ARRAY)}
-
-
-def description() -> pd.DataFrame:
-    """One row per column of a capture: table, grain, column, type, meaning."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        [
-            (table.name, table.grain, column.name, column.type, column.meaning)
-            for table in TABLES.values()
-            for column in table.columns
-        ],
-        columns=["table", "grain", "column", "type", "meaning"],
-    )
 
 
 def markdown() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,6 @@ import torch
 
 from kvpolicies.errors import PolicyError
 from kvpolicies.result import Result
-
-
-def load_masks(path: str | Path) -> dict[str, np.ndarray]:
-    """The columns of an .npz file of kept entries; never unpickles."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise PolicyError(f"{path} is not an .npz file of keep-masks: {error}") from error
 
 
 def masks_as_result(

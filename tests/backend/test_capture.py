@@ -89,7 +89,7 @@ def test_statistics_equal_naive_loops_over_the_stored_rows(run: Open) -> None:
 def test_only_chosen_layers_keep_rows_but_all_keep_states(run: Open) -> None:
     it = run(stored_layers=[1])
     assert it.info.stored_layers == (1,)
-    assert [len(it.attention_steps(layer)) for layer in range(3)] == [0, 32 + 9, 0]
+    assert [len(it.attention_rows(layer, 0)[0]) for layer in range(3)] == [0, 32 + 9, 0]
     assert it.kv_stats(0).attention_sum.isna().all() and it.kv_stats(0).key_norm.gt(0).all()
     assert it.kv_stats(1).attention_sum.notna().all()
     assert it.states(2, "q").shape == (4, it.info.length, 8)

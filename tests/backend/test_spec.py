@@ -16,11 +16,11 @@ def test_json_round_trip_keeps_every_character() -> None:
         temperature=1,
         revision="main",
     )
-    again = CaptureSpec.from_json(spec.to_json())
+    again = CaptureSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
     assert again == spec
     assert again.prompt == "a\r\nb\t\u200b𝔘\n---\nwhere?"
     assert again.stored_layers == [1, 3]
-    assert json.loads(spec.to_json())["temperature"] == 1.0
+    assert again.to_dict()["temperature"] == 1.0
 
 
 def test_the_plainest_specification_needs_only_a_context() -> None:
@@ -74,10 +74,9 @@ def test_a_value_that_cannot_be_used_is_named_in_one_sentence(
     assert "\n" not in message and message.endswith(".")
 
 
-def test_text_that_is_no_json_object_is_refused() -> None:
-    for text in ("{", "[1]", "[" * 100_000):
-        with pytest.raises(PromptError, match="settings are not"):
-            CaptureSpec.from_json(text)
+def test_what_is_no_object_is_refused() -> None:
+    with pytest.raises(PromptError, match="settings are not"):
+        CaptureSpec.from_dict([1])  # type: ignore[arg-type]
 
 
 def test_a_cuda_device_may_carry_its_number() -> None:

@@ -237,7 +237,7 @@ def test_other_things_in_the_home_are_left_alone(library: Library) -> None:
     (library.home / "notes").mkdir()
     (library.home / "notes" / "x.partial").write_text("mine")
     (library.home / new_run_id()).mkdir()
-    assert library.sweep() == []
+    assert sweep_partials(library.home) == []
     assert len(library.runs()) == 2 and (library.home / "notes" / "x.partial").exists()
 
 
@@ -296,7 +296,7 @@ def test_a_link_or_a_file_in_place_of_a_run_is_deleted(library: Library, tmp_pat
     assert not [name for name in os.listdir(library.home) if OLDER in name]
     (library.home / ".trash-link").symlink_to(elsewhere)
     (library.home / ".trash-file").write_text("x")
-    assert len(library.sweep()) == 2 and (elsewhere / "capture.duckdb").exists()
+    assert len(sweep_partials(library.home)) == 2 and (elsewhere / "capture.duckdb").exists()
     assert not [name for name in os.listdir(library.home) if name.startswith(".trash")]
 
 

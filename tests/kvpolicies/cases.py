@@ -45,8 +45,9 @@ UNBUDGETED = ("full", "lagkv", "localkv", "l2_lag", "duo_attention")
 
 
 def options_of(key: str, budget: int) -> dict:
-    """The row's small options, with a budget where it takes one."""
-    return SMALL[key] if key in UNBUDGETED else {**SMALL[key], "budget": budget}
+    """The row's small options, with a budget where it takes one; a reader's own have no others."""
+    small = SMALL.get(key, {})
+    return small if key in UNBUDGETED else {**small, "budget": budget}
 
 
 def rotary_table(length: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:

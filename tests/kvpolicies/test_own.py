@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kvpolicies import PolicyError, build, catalogue, generate, parameters_of, replay
-from kvpolicies.external import load_masks, masks_as_result
+from kvpolicies.external import masks_as_result
+from tests.kvpolicies import test_properties as properties
 from tests.kvpolicies.cases import make_trace
 from tests.kvpolicies.models import plain_tokens, prompt_ids, tiny
 
@@ -48,6 +49,19 @@ def test_it_is_a_row_like_any_other(folder):
     assert generate(model, ids, build("value_norm", budget=6), max_new_tokens=5).cache is not None
 
 
+@pytest.mark.parametrize("schedule", ["after_prefill", "every_step"])
+def test_the_properties_of_every_row_hold_for_it(folder, schedule, monkeypatch):
+    (folder / "value_norm.py").write_text(SOURCE.replace("every_step", schedule))
+    properties.test_masks_are_sound(key="value_norm")
+    properties.test_a_budget_for_everything_keeps_everything("value_norm")
+    properties.test_permuting_kv_heads_permutes_the_masks("value_norm")
+    properties.test_a_shorter_response_decides_the_same_so_far("value_norm")
+    properties.test_half_precision_recordings_are_replayed("value_norm")
+    if schedule == "after_prefill":
+        properties.test_larger_budgets_nest("value_norm")
+    properties.test_evicted_states_are_never_looked_at_again("value_norm", monkeypatch)
+
+
 def test_its_score_goes_with_other_choices(folder):
     result = replay(build(score="value_norm", allocate="global", budget=5), make_trace())
     assert int(result.counts(0).sum()) == 5 * 6
@@ -79,12 +93,11 @@ def test_a_wrong_shape_is_explained(folder):
         replay(build("flat", budget=4), make_trace())
 
 
-def test_keep_masks_of_another_tool(tmp_path):
+def test_keep_masks_of_another_tool():
     rows = [(0, 0, 1), (0, 0, 3), (0, 1, 0)]
     columns = dict(zip(("layer", "head", "position"), np.array(rows).T, strict=True))
-    np.savez(tmp_path / "masks.npz", **columns)
     shape = {"layers": 1, "heads": 2, "prompt_length": 4, "length": 6, "label": "theirs"}
-    result = masks_as_result(load_masks(tmp_path / "masks.npz"), **shape)
+    result = masks_as_result(columns, **shape)
     assert result.evicted_at[0].tolist() == [[0, 3, 0, 3, 3, 3], [3, 0, 0, 0, 3, 3]]
     assert result.title == "theirs" and result.counts(0).tolist() == [[2, 1]]
     columns["step"] = np.array([0, 0, 2])
@@ -93,6 +106,3 @@ def test_keep_masks_of_another_tool(tmp_path):
     columns["head"] = np.array([0, 0, 7])
     with pytest.raises(PolicyError, match="column head of the keep-masks holds 7, outside 0 to 1"):
         masks_as_result(columns, **shape)
-    (tmp_path / "no.npz").write_text("nothing")
-    with pytest.raises(PolicyError, match=r"is not an \.npz file"):
-        load_masks(tmp_path / "no.npz")
