@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from cache_store.errors import KVScopeError
 from cache_store.reader import Capture, CaptureInfo
+from cache_store.writer import DerivedWriter
 from kvpolicies.attention import UnsupportedAttention
 from kvpolicies.choice import canonical, passes_of, policy_of
 from kvpolicies.cost import costs
@@ -23,6 +25,7 @@ from kvpolicies.trace import Trace
 Report = Callable[[str, int, int], None]  # phase, done, total; may raise to stop
 Columns = dict[str, Any]
 
+STATISTICS = "prompt_statistics"
 STATE_BYTES = 2_000_000_000  # of float32 states; larger captures are replayed from float16
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -54,7 +57,8 @@ def compute_replay(
     began = time.perf_counter()
     try:
         trace = trace_for(capture, choice)
-        result = _replayed(capture, choice, trace, report)
+        with _kept_statistics(capture, choice, trace):
+            result = _replayed(capture, choice, trace, report)
     except (PolicyError, UnsupportedAttention) as error:
         raise ReplayError(PolicyError(error).sentence) from error
     replayed_s = time.perf_counter() - began
@@ -96,6 +100,36 @@ def trace_for(capture: Capture, choice: Mapping[str, Any]) -> Trace:
 def _statistics(path: str, changed_ns: int) -> dict[int, dict[str, torch.Tensor]]:
     """What this process has worked out of a capture's whole prompt or its second reading."""
     return {}
+
+
+@contextlib.contextmanager
+def _kept_statistics(capture: Capture, choice: Mapping[str, Any], trace: Trace) -> Iterator[None]:
+    """Take the statistics that an earlier replay of the same score left beside the capture, and
+    leave those that this one works out: the derived kind `prompt_statistics`, an array per name."""
+    if "masks" in choice:
+        yield
+        return
+    policy, held = policy_of(choice), trace.statistics
+    spec = {name: policy.options[name] for name in ("granularity", "group_reduce", "scope")}
+    spec |= {"score": policy.score.name, "options": asdict(policy.score)}  # type: ignore[call-overload]
+    stored = capture.derived(STATISTICS, spec)
+    if stored is not None:
+        with stored:
+            layers = stored.array("layers").tolist()
+            for name in set(stored.array_names()) - {"layers"}:
+                for layer, values in zip(layers, stored.array(name), strict=True):
+                    held.setdefault(layer, {}).setdefault(name, torch.from_numpy(values.copy()))
+    before = {name for names in held.values() for name in names}
+    yield
+    layers = sorted(held)
+    new = sorted({name for names in held.values() for name in names} - before)
+    if not new or any(name not in held[layer] for layer in layers for name in new):
+        return
+    with DerivedWriter(capture.path.parent, STATISTICS, spec) as writer:
+        for name in new:
+            writer.add_array(name, np.stack([held[layer][name].numpy() for layer in layers]))
+        writer.add_array("layers", np.array(layers))
+        writer.finish()
 
 
 def _replayed(capture: Capture, choice: Mapping[str, Any], trace: Trace, report: Report) -> Result:

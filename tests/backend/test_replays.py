@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from backend import replays
 from backend.derive import derive
 from backend.progress import Cancelled, Progress
 from backend.replays import ReplayError
@@ -18,6 +19,7 @@ from cache_store.writer import DerivedWriter, derived_path
 from kvpolicies import Trace, build, replay
 from kvpolicies.cost import costs
 from kvpolicies.decisions import Reason
+from kvpolicies.scores.attention import ContextAttention
 from tests.synthetic import Synthetic
 
 PLAIN = Synthetic()
@@ -220,3 +222,21 @@ def test_progress_counts_and_cancelling_leaves_nothing(home: Path) -> None:
         done = [report.done for report in reports if report.phase == phase]
         assert done == sorted(done) and done[-1] > done[0]
         assert all(report.done <= report.total for report in reports)
+
+
+def test_statistics_of_the_prompt_are_worked_out_once_for_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PLAIN.write(tmp_path)
+    options = {"source": "self", "budget": 9}
+    stored(tmp_path, PLAIN, {"key": "kvcompose", "options": options})
+    replays._statistics.cache_clear()  # as another process finds them
+
+    def again(*_: object) -> None:
+        raise AssertionError("worked out again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ContextAttention, "task", again)
+        found = stored(tmp_path, PLAIN, {"key": "kvcompose", "options": options | {"budget": 6}})
+    expected = replay(build("kvcompose", source="self", budget=6), trace_of(PLAIN))
+    assert (found["evicted_at"] == expected.evicted_at.numpy()).all()
