@@ -1,10 +1,12 @@
 """The README says what the code does: its data model, settings, commands and measured claims."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from analysis.__main__ import parser
 from cache_store import schema
 
 ROOT = Path(__file__).parents[1]
@@ -42,3 +44,10 @@ def test_every_make_target_it_names_exists():
 def test_the_links_of_the_readme_lead_somewhere():
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_export_commands_are_understood():
+    commands = re.findall(r"^python -m analysis (.+)$", README.replace("\\\n", " "), re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert parser().parse_args(shlex.split(command)).spec

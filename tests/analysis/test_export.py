@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.__main__ import main
+from analysis.__main__ import length, main
 from analysis.errors import AnalysisError
 from analysis.export import FORMS, export, form_of
 from analysis.figure import Figure
@@ -152,3 +152,24 @@ def test_the_command_line_says_what_is_wrong(
     assert sentence in capsys.readouterr().err
     assert main(["export", str(tmp_path / "nothing.json")]) == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "inches"),
+    [("5.5", 5.5), ("5.5in", 5.5), ("89mm", 3.5039), ("8.9 cm", 3.5039), ("252pt", 3.5)],
+)
+def test_lengths_are_read_in_the_units_of_journals(text: str, inches: float) -> None:
+    assert length(text) == pytest.approx(inches, abs=1e-4)
+
+
+@pytest.mark.parametrize("text", ["wide", "mm", "nan", "1e999"])
+def test_another_length_is_wrong_usage(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["export", saved(tmp_path, figure("lines")), "--width", text])
+    assert error.value.code == 2
+
+
+def test_a_figure_file_lists_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", saved(tmp_path, figure("lines")), "--list"]) == 0
+    assert capsys.readouterr().out == "Title of lines\n"
+    assert not list(tmp_path.glob("*.pdf"))
