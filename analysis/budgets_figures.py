@@ -99,10 +99,10 @@ def budgets_over_ratios(
     layers: Sequence[int],
     ratio: float | None = None,
 ) -> Figure:
-    """Stacked bars: entries by layer at every ratio, counts (ratios, layers); `ratio` is marked."""
+    """Area: entries by layer at every ratio, counts (ratios, layers); `ratio` is marked."""
     marked = () if ratio is None else (Marker("x", x=ratio, label="ratio", selected=True),)
     return Figure(
-        "stacked_bars",
+        "area",
         "What each layer keeps at every ratio",
         Axis("compression ratio", np.array(ratios)),
         Axis("entries per KV head, all layers"),
@@ -182,10 +182,11 @@ def composite_matrix(
     layers: Sequence[int],
     first: int = 0,
     rows: int = 64,
+    chosen: int | None = None,
 ) -> Figure:
     """Heatmap slot (y) by KV head (x): original positions of the composite tokens of a layer.
 
-    first: the first slot shown; slots that are not kept are empty.
+    first: the first slot shown; slots that are not kept are empty. chosen: a slot to mark.
     """
     number_of = _place(layer, layers)
     kept = int(composed.counts[number_of])
@@ -201,6 +202,7 @@ def composite_matrix(
         Axis("composite slot", first + np.arange(len(shown)), reversed=True),
         {"z": shown},
         colour=ColourScale("original position", (0.0, float(max(1, composed.context - 1)))),
+        markers=() if chosen is None else (Marker("y", y=chosen, selected=True),),
         pickable=shown.size <= 4096,
         caption=(
             f"Slots {first:,} to {first + len(shown) - 1:,} of {kept:,} kept in layer {layer}; "

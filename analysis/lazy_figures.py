@@ -1,4 +1,4 @@
-"""LazyEviction's scores and decisions in figures: H1, H2 and I, evictions, the sawtooth."""
+"""LazyEviction's decisions in figures: what it evicts, and the sawtooth of its cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from analysis.comparison import budget_words, series_of
-from analysis.errors import AnalysisError
 from analysis.figure import Axis, Figure, Marker, Note, Series
 from analysis.lazy_decisions import FORMS
 from analysis.live import FULL
@@ -20,17 +19,6 @@ from cache_store.reader import Capture
 if TYPE_CHECKING:
     from analysis.replays import Replayed
 
-PAUSES = 200  # grid of the curves over the pause
-EXAMPLE_MRIS = (1, 5, 20, 80)
-TERMS = ("H1", "H2", "I")
-
-CURVE_NOTE = Note(
-    "H1 falls while a token stays silent, the slower the longer its MRI; H2 is what its MRI alone "
-    "is worth. The printed H2 grows with MRI, against the paper's own text; the released falls.",
-    "released: H1 = 2σ(−(1 + (t − TS)/(MRI + 10⁻⁵))), H2 = 2σ(−(MRI − 1)); printed: "
-    "H1 = 2σ(−(t − TS)/MRI), H2 = 2σ(−1/(MRI − 1)); I = H1 + H2; H2 = 0 at MRI 0",
-    "LazyEviction, Figure 4(d), Eqs. 2 and 3, Tables 4 and 5",
-)
 EVICTION_NOTE = Note(
     "Each point is an entry that a decision evicts, at its position and step. Strong points are "
     "those the full cache would have attended to again: the price of evicting them.",
@@ -45,107 +33,6 @@ SAWTOOTH_NOTE = Note(
     "entries cached after each step, the mean over layers and heads",
     "LazyEviction, Figure 6",
 )
-
-
-def score_terms(
-    pause: np.ndarray, mri: np.ndarray, form: str, h1: str = "sigmoid", h2: str = "sigmoid"
-) -> dict[str, np.ndarray]:
-    """H1, H2 and I = H1 + H2 of entries by their pause t - TS and MRI; float32 (n,) each."""
-    import torch
-
-    from kvpolicies.scores.recency import recurrence_score
-
-    if form not in FORMS:
-        raise AnalysisError(f"LazyEviction's forms are {' and '.join(FORMS)}, not {form!r}.")
-    waited, longest = (torch.from_numpy(np.asarray(v, np.float32)) for v in (pause, mri))
-    terms = {
-        "H1": recurrence_score(waited, longest, form, h1, "off"),
-        "H2": recurrence_score(waited, longest, form, "off", h2),
-        "I": recurrence_score(waited, longest, form, h1, h2),
-    }
-    return {name: values.numpy() for name, values in terms.items()}
-
-
-def score_curves(
-    term: str, *, h1: str = "sigmoid", h2: str = "sigmoid", longest: int = PAUSES
-) -> Figure:
-    """Lines of both forms: H1 or I over the pause for a few MRIs, or H2 over the MRI itself."""
-    if term not in TERMS:
-        raise AnalysisError(f"The score has the terms {', '.join(TERMS)}, not {term!r}.")
-    over_mri = term == "H2"
-    places = np.arange(0, max(2, longest) + 1)
-    lines, series = [], []
-    for form, dash in (("released", "solid"), ("printed", "dash")):
-        for index, mri in enumerate((0,) if over_mri else EXAMPLE_MRIS):
-            pause, own = (np.zeros_like(places), places) if over_mri else (places, None)
-            mris = own if own is not None else np.full_like(places, mri)
-            lines.append(score_terms(pause, mris, form, h1, h2)[term])
-            name = FORMS[form] if over_mri else f"{FORMS[form]}, MRI {mri}"
-            series.append(Series(name, _COLOURS[index], dash))
-    return Figure(
-        "lines",
-        f"{term} over the {'recurrence interval' if over_mri else 'pause'}",
-        Axis("MRI" if over_mri else "pause t − TS", places, unit="steps"),
-        Axis(term, range=(0.0, 2.05 if term == "I" else 1.05)),
-        {"y": np.stack(lines)},
-        series=tuple(series),
-        caption=f"{term} in both forms; curve of H1: {h1}, of H2: {h2}.",
-        alt=f"{term} in its released and its printed form.",
-        note=CURVE_NOTE,
-        provenance={"figure": "score_curves", "term": term, "h1": h1, "h2": h2},
-    )
-
-
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-
-
-def score_points(
-    capture: Capture,
-    pause: np.ndarray,
-    mri: np.ndarray,
-    term: str,
-    *,
-    step: int,
-    layer: int,
-    kv_head: int,
-    h1: str = "sigmoid",
-    h2: str = "sigmoid",
-) -> Figure:
-    """Scatter: the tokens of one head on the curves of both forms, at their pause (H2: MRI).
-
-    pause, mri: (P + step,) of `state_at`. Entries that were never active have MRI 0.
-    """
-    if term not in TERMS:
-        raise AnalysisError(f"The score has the terms {', '.join(TERMS)}, not {term!r}.")
-    places = mri if term == "H2" else pause
-    values = [score_terms(pause, mri, form, h1, h2)[term] for form in FORMS]
-    pieces = token_pieces(capture)
-    text = [
-        f"{place:,} {visible(pieces[place])} · pause {pause[place]}, MRI {mri[place]}"
-        for place in range(len(pause))
-    ]
-    return Figure(
-        "scatter",
-        f"{term} of the tokens at step {step:,}, layer {layer}, KV head {kv_head}",
-        Axis("MRI" if term == "H2" else "pause t − TS", unit="steps"),
-        Axis(term, range=(0.0, 2.05 if term == "I" else 1.05)),
-        {
-            "x": np.tile(places, 2).astype(np.float32),
-            "y": np.concatenate(values),
-            "series": np.repeat(np.arange(2), len(places)),
-        },
-        series=tuple(Series(name) for name in FORMS.values()),
-        point_text=tuple(text * 2),
-        caption=(
-            f"{len(places):,} entries of KV head {kv_head} in layer {layer} after step {step:,}, "
-            f"under the full cache; curve of H1: {h1}, of H2: {h2}. {source_words(capture)}."
-        ),
-        alt=f"{term} of {len(places):,} entries in both forms.",
-        note=CURVE_NOTE,
-        provenance=provenance(
-            capture, figure="score_points", term=term, step=step, layer=layer, kv_head=kv_head
-        ),
-    )
 
 
 def evictions(

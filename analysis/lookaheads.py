@@ -14,10 +14,10 @@ from analysis.errors import AnalysisError, NeedsJob
 from analysis.replays import LOAD_S
 from cache_store.derived_writer import derived_path
 from cache_store.reader import Capture, Derived
-from kvpolicies.choice import canonical, title
+from kvpolicies.choice import canonical, title, to_text
 from kvpolicies.errors import PolicyError
 
-KEPT_IN_MEMORY = 8
+KEPT_IN_MEMORY = 64  # some ten kilobytes each
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ def lookahead(capture: Capture, choice: Mapping[str, Any], steps: int) -> Lookah
     seconds = LOAD_S + times.get("prefill", 1.0)
     seconds += steps * times.get("decode", 1.0) / max(1, info.response_length)
     raise NeedsJob("lookahead", spec, seconds, "A lookahead")
+
+
+def draft_name(choice: Mapping[str, Any], steps: int) -> str:
+    """A lookahead in an address: the policy of its cache and how many tokens."""
+    return f"{to_text(canonical(choice))}:{steps}"
 
 
 def recorded_lookaheads(capture: Capture) -> list[Lookahead]:

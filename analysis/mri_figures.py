@@ -22,9 +22,10 @@ from cache_store.reader import Capture
 
 DISTRIBUTION_NOTE = Note(
     "Most tokens return soon, a few only after long pauses; W, the steps between two evictions, "
-    "should cover most of them. The rule takes the MRI that 80 % of the tokens do not exceed.",
+    "should cover most of them. The rule takes the MRI that the chosen share of the tokens, 80 % "
+    "in the paper, does not exceed.",
     "F(m) = share of (layer, KV head, token) with MRI ≤ m among those ever active; "
-    "W = min {m : F(m) ≥ 0.8}",
+    "W = min {m : F(m) ≥ 0.8}, 0.8 the chosen share",
     "LazyEviction, Figure 3(c) and Section 4.3, the choice of W",
 )
 
@@ -119,7 +120,7 @@ def _distribution_alt(whole: Distribution, share: float) -> str:
 
 MEASURES = {
     "share": ("tokens with MRI > 1", "share of the tokens that were ever active"),
-    "window": ("window that covers 80 % of the tokens", "steps"),
+    "window": ("window that covers {share:.0%} of the tokens", "steps"),
 }
 
 
@@ -129,15 +130,18 @@ def mri_by_head(
     measure: str = "share",
     *,
     layers: Sequence[int],
+    share: float = SHARE,
     selected: tuple[int, int] | None = None,
 ) -> Figure:
     """Heatmap layer (y) by KV head (x) of what `head_distributions` gives, the mean over runs.
 
-    values: one (len(layers), kv_heads) per run; `selected` (layer, KV head) is outlined.
+    values: one (len(layers), kv_heads) per run, made with the same `share`; `selected` (layer, KV
+    head) is outlined.
     """
     if measure not in MEASURES:
         raise AnalysisError(f"There is no measure {measure!r}; choose {', '.join(MEASURES)}.")
     label, unit = MEASURES[measure]
+    label = label.format(share=share)
     counts = np.sum([~np.isnan(part) for part in values], axis=0)
     z = np.nansum(values, axis=0) / np.where(counts > 0, counts, np.nan)
     top = 1.0 if measure == "share" else max(2.0, float(np.nanmax(z, initial=1.0)))

@@ -99,6 +99,18 @@ def completed_at(partition: int, sink: int, lag: int, prompt_length: int) -> int
     return max(0, sink + (partition + 2) * lag - prompt_length)
 
 
+def compressing_steps(parts: Layout, prompt_length: int) -> dict[int, list[int]]:
+    """Step -> the partitions that are compressed after it, in order; 0 is the end of prefill.
+
+    parts: of prompt and response together.
+    """
+    steps: dict[int, list[int]] = {}
+    for partition in range(parts.compressed):
+        step = completed_at(partition, parts.sink, parts.lag, prompt_length)
+        steps.setdefault(step, []).append(partition)
+    return steps
+
+
 @dataclass(frozen=True)
 class LagScores:
     """Scores of one layer's partitions over prompt and response.

@@ -14,6 +14,7 @@ from analysis.partitions import (
     VARIANTS,
     LagScores,
     completed_at,
+    compressing_steps,
     kept_per_partition,
     layout,
 )
@@ -74,6 +75,7 @@ def _strip(
     caption: str,
     *,
     lines: Sequence[int] = (),
+    markers: Sequence[Marker] = (),
     bins: int = COLUMNS,
     **selection: object,
 ) -> Figure:
@@ -87,7 +89,7 @@ def _strip(
         y,
         {"codes": pooled.codes, "share": pooled.share} if width > 1 else {"codes": pooled.codes},
         categories=ROLES,
-        markers=tuple(Marker("x", x=place - 0.5) for place in lines),
+        markers=(*(Marker("x", x=place - 0.5) for place in lines), *markers),
         caption=f"{caption}{told} {source_words(capture)}.",
         alt=f"{title}: {int((codes == 3).sum()):,} of {int((codes > 0).sum()):,} entries evicted.",
         note=STRIP_NOTE,
@@ -125,15 +127,22 @@ def partition_strip(
 
 
 def recursion(
-    capture: Capture, scores: LagScores, keep_ratio: float, layer: int, kv_head: int
+    capture: Capture,
+    scores: LagScores,
+    keep_ratio: float,
+    layer: int,
+    kv_head: int,
+    *,
+    step: int | None = None,
 ) -> Figure:
-    """Raster: the steps at which something is compressed (y) by positions (x), for one KV head."""
+    """Raster: the steps at which something is compressed (y) by positions (x), for one KV head.
+
+    step: the row of the newest of them until then is marked.
+    """
     last = scores.length - scores.prompt_length
-    count = layout(scores.length, scores.sink, scores.lag).compressed
-    steps = sorted(
-        {0, last}
-        | {completed_at(n, scores.sink, scores.lag, scores.prompt_length) for n in range(count)}
-    )
+    parts = layout(scores.length, scores.sink, scores.lag)
+    steps = sorted({0, last, *compressing_steps(parts, scores.prompt_length)})
+    row = None if step is None else max(n for n, own in enumerate(steps) if own <= step)
     codes = np.stack(
         [role_codes(scores, keep_ratio, scores.prompt_length + step)[kv_head] for step in steps]
     )
@@ -148,6 +157,7 @@ def recursion(
         f"Recursion in layer {layer}, KV head {kv_head}",
         f"The end of prefill, every step that completes a partition, and the last step; "
         f"S = {scores.sink}, L = {scores.lag}.",
+        markers=() if row is None else (Marker("y", y=row, selected=True),),
         figure="recursion",
         layer=layer,
         kv_head=kv_head,

@@ -70,7 +70,8 @@ def to_plotly(figure: Figure, *, theme: str = "light", height: int | None = None
         "legend": {
             "orientation": "h",
             "x": 0,
-            "y": 1.02,
+            # above the label of the reader's own choice, where there is one
+            "y": 1.1 if any(m.kind == "x" and m.selected for m in figure.markers) else 1.02,
             "yanchor": "bottom",
             "traceorder": "normal",
         },

@@ -94,16 +94,6 @@ def _mean(states: np.ndarray, heads: Sequence[int]) -> np.ndarray:
     return np.asarray(states[list(heads)].astype(np.float32).mean(axis=0))
 
 
-def group_texts(points: Points) -> dict[str, str]:
-    """The text of each group, as LAQ's Figure 7(b) prints them side by side."""
-    return {
-        name: "".join(
-            word for word, group in zip(points.texts, points.group, strict=True) if group == index
-        )
-        for index, name in enumerate(points.groups)
-    }
-
-
 def centroid_distances(points: Points) -> pd.DataFrame:
     """The paper's claim in numbers: one row per pair of groups.
 

@@ -85,7 +85,8 @@ def projection_map(
     )
     return Figure(
         "scatter",
-        f"{'Queries and keys' if joint else 'Queries'} in {name}, {what}",
+        f"{'Queries and keys' if joint else 'Queries'} in {name}, {what} (trustworthiness {trust}"
+        f"{f', fit {number(joint.correlation)}' if joint else ''})",
         Axis(first),
         Axis(second),
         arrays,

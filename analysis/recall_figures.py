@@ -1,4 +1,4 @@
-"""LAQ's figures: recall over window start, by layer and head, and over the Q-cache's length."""
+"""LAQ's recall over window start, and by layer and head."""
 
 from __future__ import annotations
 
@@ -27,12 +27,6 @@ RECALL_NOTE = Note(
     "recall = |top_B(Σ_{q∈window} A(q, ·)) ∩ top_B(Σ_{q∈response} A(q, ·))| / B, A the mean over "
     "the query heads of a KV head",
     "LAQ, Eqs. 1–3 and Figure 2",
-)
-LENGTH_NOTE = Note(
-    "How many queries of a draft are worth recording: recall of what the response needs, by the "
-    "length of the Q-cache. A flat line says that a shorter draft would do.",
-    "recall of the first n queries (LAQ), or of the prompt's last W and the first n (LAQ++)",
-    "LAQ, Figure 5: quality and length of the Q-cache",
 )
 GRID_NOTE = Note(
     "Each cell is one KV head: how much of what the response needs a window at this offset finds. "
@@ -68,9 +62,9 @@ def recall_lines(
         for dash, (name, ranked) in zip(
             ("solid", *DASHES * len(sources)), sources.items(), strict=False
         ):
-            lines.append(_rows(ranked, budget, layer, kv_head))
+            lines.append(recall_of_heads(ranked, budget, layer, kv_head))
             told = f"B = {budget:,}" + (f", {name}" if name else "")
-            series.append(Series(told, _COLOURS[index % len(_COLOURS)], dash))
+            series.append(Series(told, COLOURS[index % len(COLOURS)], dash))
     arrays = banded(lines)
     offsets = full[0].labels
     short = sorted(
@@ -95,7 +89,7 @@ def recall_lines(
             f"{f'; band: {BAND_WORDS} of the heads' if 'low' in arrays else ''}."
             f"{_short_words(short, empty)} {captures_words(captures)}."
         ),
-        alt=_lines_alt(offsets, [entry.name for entry in series], arrays["y"]),
+        alt=recall_alt(offsets, [entry.name for entry in series], arrays["y"]),
         note=RECALL_NOTE,
         provenance=captures_provenance(
             captures,
@@ -109,10 +103,10 @@ def recall_lines(
     )
 
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
-def _rows(
+def recall_of_heads(
     ranked: Sequence[RankedWindows], budget: int, layer: int | None, kv_head: int | None
 ) -> np.ndarray:
     """Recall of every head behind a line; float32 (heads, windows)."""
@@ -143,7 +137,7 @@ def _short_words(short: Sequence[int], empty: Sequence[int]) -> str:
     return told
 
 
-def _lines_alt(places: np.ndarray, names: Sequence[str], lines: np.ndarray) -> str:
+def recall_alt(places: np.ndarray, names: Sequence[str], lines: np.ndarray) -> str:
     told = []
     for name, line in list(zip(names, lines, strict=True))[:6]:
         if not np.isfinite(line).any():
@@ -199,39 +193,5 @@ def recall_by_head(
         note=GRID_NOTE,
         provenance=captures_provenance(
             captures, figure="recall_by_head", budget=budget, window=label
-        ),
-    )
-
-
-def recall_over_length(
-    captures: Sequence[Capture],
-    lengths: Mapping[str, Sequence[RankedWindows]],
-    budget: int,
-    *,
-    window: int = 0,
-) -> Figure:
-    """Lines over the number of queries recorded, one per response (`ranked_lengths`), by title."""
-    same_model(captures)
-    if not lengths:
-        raise AnalysisError("No lookahead response is recorded; record one first.")
-    arrays = banded([_rows(ranked, budget, None, None) for ranked in lengths.values()])
-    places = next(iter(lengths.values()))[0].labels
-    joined = f", joined with the prompt's last {window}" if window else ""
-    return Figure(
-        "lines",
-        "Recall by the length of the Q-cache",
-        Axis("queries of the response", places),
-        Axis("recall", range=(0.0, 1.02)),
-        arrays,
-        series=tuple(Series(name) for name in lengths),
-        caption=(
-            f"B = {budget:,}{joined}, all layers and KV heads"
-            f"{f'; band: {BAND_WORDS} of the heads' if 'low' in arrays else ''}. "
-            f"{captures_words(captures)}."
-        ),
-        alt=_lines_alt(places, list(lengths), arrays["y"]),
-        note=LENGTH_NOTE,
-        provenance=captures_provenance(
-            captures, figure="recall_over_length", budget=budget, window=window
         ),
     )

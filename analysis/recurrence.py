@@ -167,18 +167,18 @@ def distribution(tracked: Sequence[Tracked]) -> Distribution:
     return Distribution(counts, sum(run.mri.size for run in tracked), len(tracked))
 
 
-def head_distributions(tracked: Tracked) -> tuple[np.ndarray, np.ndarray]:
+def head_distributions(tracked: Tracked, share: float = SHARE) -> tuple[np.ndarray, np.ndarray]:
     """By layer and head: share of ever active tokens with MRI > 1, and the window W they propose.
 
-    tracked: of (layers, kv_heads). Returns float32 (layers, kv_heads) twice, NaN where no token was
-    ever active.
+    tracked: of (layers, kv_heads); share: of the tokens that W covers. Returns float32 (layers,
+    kv_heads) twice, NaN where no token was ever active.
     """
     shape = tracked.mri.shape[:-1]
     shares, windows = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
     for place in np.ndindex(shape):
         own = distribution([tracked[place]])
         shares[place] = own.share_above_one
-        window = own.window()
+        window = own.window(share)
         windows[place] = np.nan if window is None else window
     return shares, windows
 

@@ -16,11 +16,10 @@ from cache_store.errors import KVScopeError
 from cache_store.reader import CaptureInfo
 from kvpolicies import PolicyError
 from kvpolicies.parameters import PARAMETERS
-from pages.parts import card, eviction_view, looks_papers, paper_view, selection
-from pages.parts.looks_papers import VARIANTS, Operators
+from pages.parts import budgets_slots, card, eviction_view, looks_budgets, paper_view, selection
+from pages.parts.looks_budgets import TASKS, VARIANTS, Operators
 from pages.parts.text import plain
 
-ROWS = 64  # composite slots of one page of the matrix
 NORMS = {"none": "none", "value": "‖v‖", "output": "‖vW_O‖"}
 OPERATORS = {
     "agg_task": "Over the task's tokens",
@@ -30,7 +29,7 @@ OPERATORS = {
 FLOORS = {"one slot": 1, "none (the paper)": 0}
 LAYER_0 = {"as the paper": "paper", "as kvpress": "kvpress"}
 RULES = {ALLOCATIONS[key]: key for key in ("global", "head_adaptive", "pyramid", "composite")}
-SHOWN_VARIANTS = list(VARIANTS)[:4]
+SHOWN_VARIANTS = VARIANTS[:4]
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
             floor = selection.segment("Least that every layer keeps", "floor", list(FLOORS))
             match = selection.segment("Layer 0 keeps", "layer_0", list(LAYER_0), help=OVERRIDE)
             runs = paper_view.pooled_runs(run_id, info)
-    _slots(info)
+    budgets_slots.slots(info)
     return Look(
         run_id,
         info,
@@ -144,7 +143,7 @@ def show(look: Look) -> dict[str, str | Note]:
     figures: dict[str, Figure | None] = {}
     with st.grid(2, min_column_width=440):
         try:
-            budgets = looks_papers.layer_budgets(
+            budgets = looks_budgets.layer_budgets(
                 look.runs, look.source, look.operators, look.ratio, look.floor, look.match
             )
         except (KVScopeError, PolicyError) as error:
@@ -158,14 +157,26 @@ def show(look: Look) -> dict[str, str | Note]:
             look,
             "What each layer keeps at every ratio",
             "over-ratios",
-            lambda: looks_papers.budgets_over_ratios(*look.scored),
+            lambda: looks_budgets.budgets_over_ratios(*look.scored),
         )
     if look.match != "paper":
         st.caption(plain(OVERRIDE))
     _splits(look, figures)
-    _composite(look, figures)
+    figures["Composite tokens"] = budgets_slots.composite(look)
     _effect(look, figures)
-    return paper_view.notes_of(figures)
+    return paper_view.notes_of(figures) | {"The paper's settings": _settings(look)}
+
+
+def _settings(look: Look) -> str:
+    """Which of the paper's settings are shown."""
+    operators = "as here" if look.operators == Operators() else "others are chosen here"
+    floor = "as here" if look.floor == 0 else "here each keeps at least one slot"
+    return (
+        f"The paper takes the maximum over the task's tokens, means over group and heads, and adds "
+        f"the mean over heads ({operators}); it sets no floor for a layer ({floor}). Task tokens "
+        f"are a second reading of the context, or the question where it is known; here they are "
+        f"{SOURCES[look.source]}."
+    )
 
 
 def _figure(
@@ -183,7 +194,7 @@ def _splits(look: Look, figures: dict[str, Figure | None]) -> None:
             look,
             "The same budget, split otherwise",
             "splits",
-            lambda: looks_papers.allocation_lines(*look.scored),
+            lambda: looks_budgets.allocation_lines(*look.scored),
         )
         with st.container(gap="xsmall"):
             words = selection.choice(
@@ -194,7 +205,7 @@ def _splits(look: Look, figures: dict[str, Figure | None]) -> None:
                 look,
                 "Entries by layer and KV head",
                 "head-budgets",
-                lambda: looks_papers.head_budgets(
+                lambda: looks_budgets.head_budgets(
                     run_id,
                     source,
                     operators,
@@ -212,97 +223,38 @@ def _to_head(look: Look) -> Callable[[int, int], None]:
     return lambda layer, head: eviction_view.go(layer, head)
 
 
-def _composite(look: Look, figures: dict[str, Figure | None]) -> None:
-    """The composite tokens of the layer; a click shows what a slot is made of."""
-    context = look.info.context_length
-    first, slot = _slots(look.info)
-    with st.grid(2, min_column_width=440):
-        with st.container(gap="xsmall"):
-            figures["Composite tokens"] = _figure(
-                look,
-                f"Composite tokens of layer {look.layer}",
-                "composite",
-                lambda: looks_papers.composite_matrix(*look.scored, look.layer, first),
-                on_cell=_take_slot,
-            )
-            if context > ROWS:
-                pages = -(-context // ROWS)
-                st.pagination(
-                    pages,
-                    key="slots_page",
-                    on_change=_page,
-                    default=first // ROWS + 1,
-                )
-        if figures["Composite tokens"] is not None:
-            _slot(look, slot)
-
-
-def _slots(info: CaptureInfo) -> tuple[int, int]:
-    """The URL's first slot of the matrix, and the slot whose tokens are listed."""
-    last = max(0, info.context_length - 1)
-    first = _whole("first", 0, last)
-    return first, _whole("slot", first, last)
-
-
-def _whole(key: str, usual: int, last: int) -> int:
-    return int(
-        paper_view.held(
-            key,
-            str(usual),
-            lambda value: selection.is_step(value, 0, last),
-            f"it goes from 0 to {last:,}",
-        )
-    )
-
-
-def _page() -> None:
-    first = (int(st.session_state["slots_page"]) - 1) * ROWS
-    st.query_params["first"] = str(first)
-    st.query_params.pop("slot", None)
-
-
-def _take_slot(slot: int, kv_head: int) -> None:
-    """From a click on the matrix."""
-    st.query_params["slot"] = str(slot)
-    st.session_state["kv_head"] = str(kv_head)
-
-
-def _slot(look: Look, slot: int) -> None:
-    table = looks_papers.slot_table(*look.scored, look.layer, slot)
-    with st.container(border=True, gap="xsmall", key="card-slot"):
-        st.markdown(f"**Composite token {slot:,} of layer {look.layer}**")
-        column = st.column_config
-        st.dataframe(
-            table,
-            hide_index=True,
-            alt=f"The original tokens of composite token {slot} in {len(table)} heads",
-            column_config={
-                "kv_head": column.NumberColumn("KV head", width=70),
-                "position": column.NumberColumn("Position", format="localized", width=75),
-                "token": column.TextColumn("Token", width=90),
-                "text": column.TextColumn("In the text", width="large"),
-            },
-        )
-        st.caption("A click on a cell of the matrix shows another composite token.")
-        card.actions(lambda: table, key="slot", name=f"slot-{slot}", link_values=look.link())
-
-
 def _effect(look: Look, figures: dict[str, Figure | None]) -> None:
-    """What the other operators change, against the default."""
-    asked = [name for name in st.query_params.get_all("variant") if name in VARIANTS]
-    now = asked or SHOWN_VARIANTS
+    """What other operators or task tokens change, against the default."""
+    own = next(name for name, source in TASKS.items() if source == look.source)
+    offered = [name for name in VARIANTS if name != own]
+    asked = [name for name in st.query_params.get_all("variant") if name in offered]
+    now = asked or [name for name in SHOWN_VARIANTS if name in offered]
     with st.container(border=False, gap="xsmall"):
         st.multiselect(
-            "Operators compared with the default",
-            list(VARIANTS),
+            "Compared with the default",
+            offered,
             key="variants",
             on_change=paper_view.hold("variant", "variants", now),
+            help="Other operators over the same task tokens, or the default ones over others.",
         )
+        there = tuple(name for name in now if _is_there(look, name))
         figures["Operators"] = _figure(
             look,
             "Effect of the operators on the budgets",
             "operators",
-            lambda: looks_papers.operator_effect(
-                look.run_id, look.source, look.ratio, look.floor, tuple(now)
+            lambda: looks_budgets.operator_effect(
+                look.run_id, look.source, look.ratio, look.floor, there
             ),
         )
+
+
+def _is_there(look: Look, name: str) -> bool:
+    """Whether a variant can be drawn; otherwise what it needs stands above the figure."""
+    try:
+        looks_budgets.variant(look.run_id, look.source, look.ratio, look.floor, name)
+    except (KVScopeError, PolicyError) as error:
+        key = f"variant-{VARIANTS.index(name)}"
+        title = f"{name[0].upper()}{name[1:]}"
+        paper_view.instead(error, title=title, key=key, run_id=look.run_id)
+        return False
+    return True

@@ -11,17 +11,26 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from analysis import lazy_decisions, lazy_figures, mri_figures, recurrence, recurrence_figures
+from analysis import (
+    lazy_decisions,
+    lazy_figures,
+    lazy_scores,
+    mri_figures,
+    recurrence,
+    recurrence_figures,
+)
 from analysis.figure import Figure
 from analysis.traces import layers_within
 from pages.parts import backstage, eviction_looks, looks
-from pages.parts.looks_papers import Cell, Runs, captures
+from pages.parts.backstage import captures
 
 if TYPE_CHECKING:
     from analysis.attention import TokenView
     from analysis.recurrence import Distribution, Recurring, Tracked
 
 Alpha = float | str
+Cell = tuple[int, int]
+Runs = tuple[str, ...]
 CELLS = 32_000_000  # attention weights of a run kept in memory: 128 MB
 
 
@@ -72,8 +81,10 @@ def mri_distribution(run_id: str, alpha: Alpha, count: str) -> Distribution:
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _head_values(run_id: str, alpha: Alpha, count: str) -> tuple[np.ndarray, np.ndarray]:
-    return recurrence.head_distributions(_tracked(run_id, alpha, count))
+def _head_values(
+    run_id: str, alpha: Alpha, count: str, share: float
+) -> tuple[np.ndarray, np.ndarray]:
+    return recurrence.head_distributions(_tracked(run_id, alpha, count), share)
 
 
 def pooled(runs: Runs, alpha: Alpha, count: str) -> Distribution:
@@ -81,18 +92,25 @@ def pooled(runs: Runs, alpha: Alpha, count: str) -> Distribution:
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def mri(runs: Runs, figure: str, alpha: Alpha, count: str) -> Figure:
-    """`mri_histogram` or `mri_cdf` over the runs."""
+def mri(runs: Runs, figure: str, alpha: Alpha, count: str, share: float) -> Figure:
+    """`mri_histogram` or `mri_cdf` over the runs; share: of the tokens that W covers."""
     parts = [mri_distribution(run, alpha, count) for run in runs]
-    return getattr(mri_figures, figure)(captures(runs), parts, alpha=alpha)
+    return getattr(mri_figures, figure)(captures(runs), parts, alpha=alpha, share=share)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def mri_by_head(runs: Runs, measure: str, alpha: Alpha, count: str, selected: Cell) -> Figure:
+def mri_by_head(
+    runs: Runs, measure: str, alpha: Alpha, count: str, share: float, selected: Cell
+) -> Figure:
     which = list(mri_figures.MEASURES).index(measure)
-    values = [_head_values(run, alpha, count)[which] for run in runs]
+    values = [_head_values(run, alpha, count, share)[which] for run in runs]
     return mri_figures.mri_by_head(
-        captures(runs), values, measure, layers=response_layers(runs[0]), selected=selected
+        captures(runs),
+        values,
+        measure,
+        layers=response_layers(runs[0]),
+        share=share,
+        selected=selected,
     )
 
 
@@ -150,18 +168,13 @@ def numbered_text(
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
-def score_curves(term: str, h1: str, h2: str) -> Figure:
-    return lazy_figures.score_curves(term, h1=h1, h2=h2)
-
-
-@st.cache_data(max_entries=32, show_spinner=False)
-def score_points(
+def score_curves(
     run_id: str, layer: int, kv_head: int, alpha: Alpha, term: str, step: int, h1: str, h2: str
 ) -> Figure:
     capture = backstage.capture(run_id)
     tracked = head_tracked(run_id, layer, kv_head, alpha, "from_birth")
     pause, longest = recurrence.state_at(tracked, step, capture.info.prompt_length)
-    return lazy_figures.score_points(
+    return lazy_scores.score_curves(
         capture, pause, longest, term, step=step, layer=layer, kv_head=kv_head, h1=h1, h2=h2
     )
 

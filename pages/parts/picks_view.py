@@ -15,7 +15,16 @@ from analysis.picks_figures import OVERLAP_NOTE, PICK_NOTE, SLIDE_NOTE, partitio
 from analysis.retained_figures import RETAINED_NOTE, SCHEME_NOTE
 from analysis.text_figures import eviction_figure
 from cache_store.reader import CaptureInfo
-from pages.parts import card, looks_maps, places, policy_budget, selection, waiting
+from pages.parts import (
+    card,
+    eviction_looks,
+    looks_maps,
+    places,
+    policy_budget,
+    policy_replays,
+    selection,
+    waiting,
+)
 from pages.parts.text import plain
 from pages.parts.token_text import eviction_text
 
@@ -31,6 +40,13 @@ UNION_WORDS = (
 TABLE_WORDS = (
     "The entries that most query heads of the layer agree on stand first. The weight is the "
     "largest attention that any of them gives to the entry at the last prompt token."
+)
+
+
+SETTINGS = (
+    "S, k and R divide the budget as in the paper, which takes B = 8,192: S = 2,048, k = 1,024 and "
+    "R = 2,048 with four query heads per KV head. Positions stay absolute, as there; the last "
+    "prompt token is kept besides the budget."
 )
 
 
@@ -155,13 +171,40 @@ def _go(layer: int, head: int) -> None:
 def window(look: Look) -> Notes:
     """The recent window over the steps, and what positions the cached entries are given."""
     _card(look, "sliding", lambda: _figure(look, "sliding", look.head))
-    _card(
-        look,
-        "schemes",
-        lambda: looks_maps.position_schemes(look.run_id, look.budget, look.step),
-        height=_HEIGHT,
-    )
-    return {"Sliding window": SLIDE_NOTE, "Position schemes": SCHEME_NOTE}
+    notes: Notes = {"Sliding window": SLIDE_NOTE, "Position schemes": SCHEME_NOTE}
+    with st.grid(2, min_column_width=440):
+        _card(
+            look,
+            "schemes",
+            lambda: looks_maps.position_schemes(look.run_id, look.budget, look.step),
+            height=_HEIGHT,
+        )
+        with st.container():
+            measured = _schemes_measured(look)
+    if measured is not None and measured.note:
+        notes["Their effect"] = measured.note
+    return notes
+
+
+def _schemes_measured(look: Look) -> Figure | None:
+    """StreamingLLM run for real under both schemes: its drift from the full cache."""
+    if look.info.response_length == 0:
+        places.sentence("Nothing was generated in this run, so no scheme can make a difference.")
+        return None
+    choices = [
+        {"key": "streaming_llm", "options": {"budget": look.budget, "positions": scheme}}
+        for scheme in ("absolute", "cache")
+    ]
+    names, missing = policy_replays.live_runs(look.run_id, choices)
+    figure = None
+    if names:
+        figure = eviction_looks.live(look.run_id, "kl_over_steps", names, step=look.step)
+        card.figure_card(figure, key="sage-drift", link_values=look.link(), height=_HEIGHT)
+    if missing:
+        policy_replays.waiting_for(
+            missing, "StreamingLLM under both schemes", key="drift", verb="Run them for real"
+        )
+    return figure
 
 
 def over_budgets(look: Look) -> Notes:
@@ -202,7 +245,7 @@ PANELS = {
 
 
 def show(look: Look) -> Notes:
-    return PANELS[look.panel](look)
+    return PANELS[look.panel](look) | {"The paper's settings": SETTINGS}
 
 
 def _figure(look: Look, name: str, *chosen: int, **more: int) -> Figure:

@@ -9,15 +9,16 @@ import pandas as pd
 import streamlit as st
 
 from analysis.errors import AnalysisError, NeedsJob
-from analysis.figure import Note
-from analysis.lookaheads import lookahead, recorded_lookaheads
+from analysis.figure import Figure, Note
+from analysis.lookaheads import draft_name, lookahead, recorded_lookaheads
 from analysis.projections import METRICS, NAMES, NEIGHBOURS, projection_spec
-from analysis.queries import WINDOW, group_texts
+from analysis.queries import WINDOW
 from analysis.words import selection_words
 from cache_store.reader import CaptureInfo
-from kvpolicies.choice import canonical, title, to_text
+from kvpolicies.choice import canonical, title
 from pages.parts import backstage, card, looks_maps, places, selection, waiting
-from pages.parts.text import number, plain, some
+from pages.parts.query_texts import query_texts
+from pages.parts.text import number, plain
 
 if TYPE_CHECKING:
     from analysis.lookaheads import Lookahead
@@ -29,7 +30,8 @@ NONE = "none"
 DRAFTED = 8
 FEWEST = 5  # points that UMAP and t-SNE need
 _HEIGHT = 480
-_TEXT_HEIGHT = 330
+MAP = "map-figure"
+LOOKAHEAD_WIDTH = 260
 TABLE_NOTE = Note(
     "The table measures the queries themselves, not their picture: the paper's claim holds where "
     "lookahead and response lie nearer than prompt window and response. A distance below the "
@@ -39,10 +41,18 @@ TABLE_NOTE = Note(
     "LAQ, Figure 7 and Section 3",
 )
 TEXT_WORDS = (
-    "They are what the groups of points stand for. On the map, the query of the chosen step has a "
-    "colour of its own; point at any other to see its token."
+    "They are what the groups of points stand for: a token that is pointed at rings its point, and "
+    "a point lights up its token. The query of the chosen step has a colour of its own."
 )
-WORDS: dict[str, str | Note] = {"Distances": TABLE_NOTE, "The texts": TEXT_WORDS}
+SETTINGS = (
+    "The paper drafts 8 tokens on a SnapKV cache and sets them beside the prompt's last 8 tokens "
+    "and the full cache's response; window, draft and projection can be changed here."
+)
+WORDS: dict[str, str | Note] = {
+    "The texts": TEXT_WORDS,
+    "Distances": TABLE_NOTE,
+    "The paper's settings": SETTINGS,
+}
 LABELS = ("prompt window", "lookahead", "response")
 OF_THIS_PAGE = (
     "space", "map", "by", "draft", "drafter", "draft_budget", "draft_steps", "window",
@@ -80,20 +90,22 @@ class Look:
 
 def controls(run_id: str, info: CaptureInfo) -> Look:
     """One row of controls; the rare ones behind "More"."""
+    draft, wanted = None, None
     with st.container(horizontal=True, vertical_alignment="bottom"):
         space = selection.segment("Show", "space", SPACES)
         layer = places.layer(run_id, info)
         head = places.query_head(run_id, info, mean=space == SPACES[0])
+        beside = st.container(width=LOOKAHEAD_WIDTH) if space == SPACES[0] else None
         step = places.step(info)
-        label = selection.segment("Projection", "map", tuple(NAMES.values()))
-        by = selection.choice("Colour", "by", COLOURS, COLOURS[0], width=120)
-        draft, wanted = None, None
-        more = st.popover("More", icon=":material/tune:")
-        with more:
+        with st.popover("More", icon=":material/tune:"):
             options = _options(info, space)
             fresh = _fresh(info)
-        if space == SPACES[0]:
+    if beside is not None:
+        with beside:
             draft, wanted = _lookahead(run_id, fresh)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        label = selection.segment("Projection", "map", tuple(NAMES.values()))
+        by = selection.choice("Colour", "by", COLOURS, COLOURS[0], width=130)
     method = next(key for key, name in NAMES.items() if name == label)
     spec = projection_spec(
         "queries" if space == SPACES[0] else "joint",
@@ -141,10 +153,10 @@ def _lookahead(
     """The chosen lookahead, recorded already or offered as a job."""
     capture = backstage.capture(run_id)
     recorded = {
-        _words(made.spec["policy"], made.spec["steps"]): made
+        draft_name(made.spec["policy"], made.spec["steps"]): made
         for made in recorded_lookaheads(capture)
     }
-    new = _words(*fresh)
+    new = draft_name(*fresh)
     names = [*recorded, *([] if new in recorded else [new]), NONE]
     labels = {name: made.title for name, made in recorded.items()}
     labels.setdefault(new, f"{fresh[1]} tokens on {title(fresh[0])}, not recorded")
@@ -155,7 +167,6 @@ def _lookahead(
         names[0],
         per_run=True,
         format_func=lambda name: labels.get(name, name),
-        width=260,
     )
     if chosen == NONE:
         return None, None
@@ -167,12 +178,25 @@ def _lookahead(
         return None, need
 
 
-def _words(policy: dict[str, Any], steps: int) -> str:
-    return f"{to_text(policy)}:{steps}"
+def show(look: Look) -> dict[str, str | Note]:
+    """The map, beside it the table of distances and the texts; returns the words below them."""
+    if look.joint:
+        figure = projected(look)
+        return {"The map": figure.note} if figure is not None and figure.note else {}
+    notes: dict[str, str | Note] = {}
+    with st.grid(2, min_column_width=440):
+        figure = projected(look)
+        if figure is not None and figure.note:
+            notes["The map"] = figure.note
+        with st.container():
+            _missing_lookahead(look)
+            _texts(look, figure)
+    _distances(look)
+    return notes | WORDS
 
 
-def projected(look: Look) -> dict[str, str | Note]:
-    """The map, or the offer to compute it; returns the words below it."""
+def projected(look: Look) -> Figure | None:
+    """The map as it is shown: PCA while another one is on its way, with the offer to compute it."""
     points, _ = looks_maps.points(look.run_id, look.name)
     method = look.spec["method"]
     if method != "pca" and len(points.vectors) < FEWEST:
@@ -180,7 +204,7 @@ def projected(look: Look) -> dict[str, str | Note]:
             f"{NAMES[method]} needs at least {FEWEST} points and these are "
             f"{len(points.vectors)}; choose PCA or a longer prompt window."
         )
-        return {}
+        return None
     highlight = look.info.prompt_length + look.step - 1
     try:
         figure = looks_maps.query_map(look.run_id, look.name, look.by, highlight)
@@ -192,18 +216,18 @@ def projected(look: Look) -> dict[str, str | Note]:
             return projected(replace(look, spec={**look.spec, "method": "pca"}))
     except AnalysisError as error:
         places.sentence(error)
-        return {}
-    card.figure_card(figure, key="map-figure", link_values=look.link(), height=_HEIGHT)
-    return {"The map": figure.note} if figure.note else {}
+        return None
+    card.figure_card(figure, key=MAP, link_values=look.link(), height=_HEIGHT)
+    return figure
 
 
-def missing_lookahead(look: Look) -> None:
+def _missing_lookahead(look: Look) -> None:
     """The button that records the chosen lookahead, where there is none yet."""
     if look.wanted is not None:
         waiting.job_offer(look.wanted, look.run_id, "Record this lookahead", key="lookahead")
 
 
-def distances(look: Look) -> None:
+def _distances(look: Look) -> None:
     """How far the groups lie apart, in numbers."""
     table = looks_maps.centroids(look.run_id, look.name)
     with st.container(border=True, gap="xsmall", key="card-distances"):
@@ -238,12 +262,12 @@ def _claim(table: pd.DataFrame) -> str:
     )
 
 
-def texts(look: Look) -> None:
-    """The texts of the groups beside the map, as LAQ's Figure 7(b)."""
+def _texts(look: Look, figure: Figure | None) -> None:
+    """The texts of the groups beside the map, as LAQ's Figure 7(b); tokens and points answer each
+    other."""
+    if figure is None:
+        return
     points, _ = looks_maps.points(look.run_id, look.name)
-    written = group_texts(points)
-    with st.container(border=True, gap="xsmall", height=_TEXT_HEIGHT, key="card-said"):
-        for index, (name, text) in enumerate(written.items()):
-            count = int((points.group == index).sum())
-            st.markdown(f"**{plain(name.capitalize())}** · {some(count, 'token')}")
-            st.text(text or "Nothing was generated in this run.")
+    with st.container(border=True, gap="xsmall", key="card-said"):
+        st.markdown("**Their texts**")
+        query_texts(points, figure, key="said", chart=MAP, dark=card.theme() == "dark")

@@ -8,25 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from analysis.errors import NeedsJob
 from analysis.figure import Figure, Note
-from analysis.lookaheads import lookahead
 from analysis.recall import NO_RESPONSE, OFFSETS, WEIGHTINGS, WIDTH
-from cache_store.errors import KVScopeError
 from cache_store.reader import CaptureInfo
-from kvpolicies import PolicyError, catalogue
-from pages.parts import backstage, eviction_looks, eviction_view, looks_papers, paper_view
+from pages.parts import eviction_view, looks_recall, paper_view, recall_drafts
 from pages.parts import selection as chosen
 from pages.parts.text import plain
 
 if TYPE_CHECKING:
-    from analysis.lookaheads import Lookahead
     from pages.parts.policy_slots import Choice
 
 OVER = ("all heads", "this layer", "this head")
-DRAFTED_ON = ("snapkv", "streaming_llm", "h2o", "tova", "pyramidkv", "knorm", "full")
-SHOWN_DRAFTS = 4
-MEASURED = ("laq", "laq_pp", "snapkv")  # whose stages the latency compares
 JOINED = {"the draft alone (LAQ)": 0, "with the prompt's last 8 (LAQ++)": 8}
 
 
@@ -46,6 +38,7 @@ class Look:
     weighting: str
     over: str
     joined: str
+    draft: tuple[Choice, int]
     drafts: tuple[str, ...]
 
     @property
@@ -53,6 +46,11 @@ class Look:
         """What the lines are restricted to: a layer, a head of it, or neither."""
         layer = None if self.over == OVER[0] else self.layer
         return layer, self.kv_head if self.over == OVER[2] else None
+
+    @property
+    def window(self) -> int:
+        """Prompt queries that the Q-cache is joined with."""
+        return JOINED[self.joined]
 
     def link(self) -> dict[str, Any]:
         return {
@@ -67,6 +65,7 @@ class Look:
             "weighting": self.weighting,
             "over": self.over,
             "joined": self.joined,
+            "compared": st.query_params.get_all("compared") or None,
             **{key: st.query_params.get(key) for key in ("draft", "draft_b", "draft_n", "step")},
         }
 
@@ -86,10 +85,7 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
                 chosen.choice("Queries per window", "width", [str(n) for n in range(1, 17)], "8")
             )
             runs = paper_view.pooled_runs(run_id, info)
-    _drafted_on()
-    for key, usual, last in _draft_numbers(info):
-        _asked(key, usual, last)
-    newest = looks_papers.recorded(run_id)[-SHOWN_DRAFTS:]
+    draft = recall_drafts.asked(info)
     return Look(
         run_id,
         info,
@@ -103,7 +99,8 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
         weighting,
         over,
         joined,
-        tuple(looks_papers.spec_text(draft) for draft in newest),
+        draft,
+        recall_drafts.shown(run_id, draft),
     )
 
 
@@ -185,7 +182,7 @@ def show(look: Look) -> dict[str, str | Note]:
             look,
             "Recall of what the response needs, by window start",
             "recall",
-            lambda: looks_papers.recall_lines(
+            lambda: looks_recall.recall_lines(
                 look.runs, look.budgets, look.weighting, look.width, look.drafts, look.where
             ),
         )
@@ -193,29 +190,40 @@ def show(look: Look) -> dict[str, str | Note]:
             look,
             "Recall by layer and KV head",
             "recall-grid",
-            lambda: looks_papers.recall_by_head(
+            lambda: looks_recall.recall_by_head(
                 look.runs,
                 look.budget,
                 look.start,
                 look.weighting,
                 look.width,
-                None,
                 (look.layer, look.kv_head),
             ),
             on_cell=eviction_view.go,
         )
-    _record(look)
+    recall_drafts.card(look)
     with st.grid(2, min_column_width=440):
         figures["The Q-cache's length"] = _figure(
             look,
             "Recall by the length of the Q-cache",
             "recall-length",
-            lambda: looks_papers.recall_over_length(
-                look.runs, look.budget, look.weighting, JOINED[look.joined], look.drafts
+            lambda: looks_recall.recall_over_length(
+                look.runs, look.budget, look.weighting, look.window, look.drafts
             ),
         )
-        figures["Time by stage"] = _latency(look)
-    return paper_view.notes_of(figures)
+        figures["The Q-cache's quality"] = recall_drafts.quality(look)
+    figures["Time by stage"] = recall_drafts.latency(look)
+    return paper_view.notes_of(figures) | {"The paper's settings": _settings(look)}
+
+
+def _settings(look: Look) -> str:
+    """Which of the paper's settings are shown."""
+    width = "as here" if look.width == WIDTH else f"here {look.width}"
+    drafted = "as here" if look.draft[1] == WIDTH else f"here {look.draft[1]}"
+    return (
+        f"The paper takes windows of {WIDTH} queries ({width}), drafts of {WIDTH} tokens on SnapKV "
+        f"({drafted}), joins LAQ++ with the prompt's last 8, and draws its Figure 2 at a budget of "
+        "1,024 entries. Weights are softmax by default; its formula prints raw products."
+    )
 
 
 def _figure(
@@ -224,118 +232,3 @@ def _figure(
     return paper_view.attempt(
         make, title=title, key=key, run_id=look.run_id, link=look.link(), **more
     )
-
-
-def _record(look: Look) -> None:
-    """A draft on a small cache: which policy, budget and length; one button records it."""
-    names = {key: method.title for key, method in catalogue().items()}
-    with st.container(border=True, gap="xsmall", key="card-drafts"):
-        st.markdown("**Lookahead responses (dashed)**")
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            key = _drafted_on()
-            st.selectbox(
-                "Drafted on a cache of",
-                DRAFTED_ON,
-                format_func=lambda policy: names[policy],
-                key="recall_draft",
-                on_change=paper_view.hold("draft", "recall_draft", key),
-                width=210,
-            )
-            numbers = _draft_numbers(look.info)
-            budget = _number("Its budget", *numbers[0])
-            steps = _number("Tokens", *numbers[1])
-        drafts = {looks_papers.spec_text(one): one for one in looks_papers.recorded(look.run_id)}
-        for spec in look.drafts:
-            _draft(drafts[spec])
-        if len(drafts) > SHOWN_DRAFTS:
-            st.caption(f"Shown are the {SHOWN_DRAFTS} newest of {len(drafts)}.")
-        _offer(look, key, budget, steps)
-
-
-def _number(label: str, key: str, usual: int, last: int) -> int:
-    highest = max(2, last)
-    asked = _asked(key, usual, last)
-    widget = f"recall_{key}"
-    st.number_input(
-        label,
-        1,
-        highest,
-        key=widget,
-        on_change=paper_view.hold(key, widget, asked),
-        width=130,
-    )
-    return asked
-
-
-def _asked(key: str, usual: int, last: int) -> int:
-    """The URL's value of one of the draft's numbers."""
-    highest = max(2, last)
-    text = paper_view.held(
-        key,
-        str(usual),
-        lambda value: chosen.is_step(value, 1, highest),
-        f"it goes from 1 to {highest:,}",
-    )
-    return int(text)
-
-
-def _drafted_on() -> str:
-    """The URL's policy of the draft's cache."""
-    return paper_view.held(
-        "draft",
-        DRAFTED_ON[0],
-        lambda key: key in DRAFTED_ON,
-        f"it is one of {', '.join(DRAFTED_ON)}",
-    )
-
-
-def _draft_numbers(info: CaptureInfo) -> tuple[tuple[str, int, int], ...]:
-    """Address, default and largest value of the draft's budget and length."""
-    prompt = info.prompt_length
-    return ("draft_b", max(1, prompt // 4), prompt), ("draft_n", WIDTH, 16)
-
-
-def _draft(draft: Lookahead) -> None:
-    st.caption(plain(f"{draft.title}: “{''.join(draft.texts)}”"))
-
-
-def _offer(look: Look, key: str, budget: int, steps: int) -> None:
-    options = {} if key == "full" else {"budget": budget}
-    choice: Choice = {"key": key, "options": options}
-    try:
-        found = lookahead(backstage.capture(look.run_id), choice, steps)
-    except NeedsJob as need:
-        paper_view.instead(
-            need, title="This draft is not recorded yet", key="draft", run_id=look.run_id
-        )
-    except (KVScopeError, PolicyError) as error:
-        st.caption(plain(str(error)))
-    else:
-        if looks_papers.spec_text(found) not in look.drafts:
-            st.caption("This draft is recorded, but older than those that are shown.")
-
-
-def _latency(look: Look) -> Figure | None:
-    """Measured seconds by stage of LAQ, LAQ++ and SnapKV; what is missing is one press away."""
-    names: list[str] = []
-    missing: list[tuple[str, Exception]] = []
-    for key in MEASURED:
-        name = eviction_looks.name_of({"key": key, "options": {"budget": look.budget}})
-        try:
-            eviction_looks.policy_run(look.run_id, name)
-            names.append(name)
-        except (KVScopeError, PolicyError) as error:
-            missing.append((key, error))
-    with st.container():
-        figure = None
-        if names:
-            figure = _figure(
-                look,
-                "Time by stage",
-                "recall-latency",
-                lambda: eviction_looks.live(look.run_id, "latency_by_stage", tuple(names)),
-            )
-        for key, reason in missing:
-            title = f"Time by stage of {catalogue()[key].title}, B = {look.budget:,}"
-            paper_view.instead(reason, title=title, key=f"stage-{key}", run_id=look.run_id)
-    return figure

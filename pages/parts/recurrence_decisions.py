@@ -8,7 +8,6 @@ import streamlit as st
 
 from analysis.figure import Figure
 from analysis.lazy_decisions import decision_summary
-from analysis.lazy_figures import TERMS
 from cache_store.errors import KVScopeError
 from cache_store.reader import CaptureInfo
 from kvpolicies.parameters import PARAMETERS
@@ -41,27 +40,23 @@ def scores(look: Look) -> dict[str, Figure | None]:
     """H1, H2 and I in both forms, with the tokens of the head on them."""
     curves = list(PARAMETERS["h1"].choices)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        term = selection.segment("Term", "term", ["I", "H1", "H2"])
         h1 = selection.choice("Curve of H1", "h1", curves, curves[0], width=120)
         h2 = selection.choice("Curve of H2", "h2", curves, curves[0], width=120)
-    assert term in TERMS
-    figures: dict[str, Figure | None] = {}
+    figures: dict[str, Figure | None] = {"The score": _curves(look, "I", h1, h2)}
     with st.grid(2, min_column_width=440):
-        figures["The score"] = paper_view.attempt(
-            lambda: looks_recurrence.score_points(*look.head, term, look.step, h1, h2),
-            title=f"{term} of the tokens",
-            key="score-points",
-            run_id=look.run_id,
-            link=look.link(),
-        )
-        figures["The curves"] = paper_view.attempt(
-            lambda: looks_recurrence.score_curves(term, h1, h2),
-            title=f"{term} as a curve",
-            key="score-curves",
-            run_id=look.run_id,
-            link=look.link(),
-        )
+        for term in ("H1", "H2"):
+            figures[term] = _curves(look, term, h1, h2)
     return figures
+
+
+def _curves(look: Look, term: str, h1: str, h2: str) -> Figure | None:
+    return paper_view.attempt(
+        lambda: looks_recurrence.score_curves(*look.head, term, look.step, h1, h2),
+        title=f"{term} as a curve",
+        key=f"score-{term}",
+        run_id=look.run_id,
+        link=look.link(),
+    )
 
 
 def evictions(look: Look) -> dict[str, Figure | None]:
@@ -97,7 +92,8 @@ def _window(look: Look) -> int:
         help="Steps between two evictions, whose entries are always kept.",
         width=120,
     )
-    proposed = looks_recurrence.pooled(look.runs, look.alpha, look.count).window()
+    found = looks_recurrence.pooled(look.runs, look.alpha, look.count)
+    proposed = found.window(look.share)
     if proposed is not None and min(proposed, last) != asked:
         st.button(
             f"Take the proposed {min(proposed, last)}",
@@ -149,9 +145,10 @@ def _sawtooth(look: Look, shared: policy_slots.Budget, window: int) -> Figure | 
                 run_id=look.run_id,
                 link=look.link(),
             )
-        for index, one in enumerate(seen):
-            if isinstance(one, Pending):
-                policy_replays.waiting(one, key=f"saw-{index}")
+        missing = [one for one in seen if isinstance(one, Pending)]
+        if missing:
+            title = "Replays for the sawtooth"
+            policy_replays.waiting_for(missing, title, key="sawtooth", verb="Replay them")
     return figure
 
 

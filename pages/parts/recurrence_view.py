@@ -10,26 +10,24 @@ from typing import Any
 import streamlit as st
 
 from analysis.figure import Figure, Note
-from analysis.recurrence import COUNTS, NO_RESPONSE, SHARE, alpha_advice
-from analysis.text_figures import attention_figure
-from cache_store.errors import KVScopeError
+from analysis.recurrence import NO_RESPONSE, SHARE, alpha_advice
 from cache_store.reader import CaptureInfo
 from pages.parts import (
-    card,
     eviction_view,
     looks_recurrence,
     paper_view,
     recurrence_decisions,
+    recurrence_tokens,
     selection,
 )
 from pages.parts.looks_recurrence import Alpha
+from pages.parts.recurrence_tokens import COUNTED
 from pages.parts.text import number, plain, some
-from pages.parts.token_text import token_text
 
 ALPHA = "0.0005"  # the paper's
 _NUMBERS = [f"{part * 10.0**power:g}" for power in range(-5, -1) for part in (1, 1.5, 2, 3, 5, 7)]
 _MULTIPLES = [f"{value:g}/n" for value in (0.5, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100)]
-_COUNTS = dict(zip(("birth", "first activation"), COUNTS, strict=True))
+SHARES = ("0.5", "0.6", "0.7", "0.8", "0.9", "0.95", "0.99")
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,7 @@ class Look:
     step: int
     alpha_text: str
     counted: str
+    share: float
     panel: str
 
     @property
@@ -52,14 +51,14 @@ class Look:
 
     @property
     def count(self) -> str:
-        return _COUNTS[self.counted]
+        return COUNTED[self.counted]
 
     @property
     def head(self) -> tuple[str, int, int, Alpha]:
         return self.run_id, self.layer, self.kv_head, self.alpha
 
     def link(self, **more: Any) -> dict[str, Any]:
-        own = ("budget", "unit", "w", "term", "h1", "h2", "page", "p1", "p2", "p3", "p4")
+        own = ("budget", "unit", "w", "h1", "h2", "page", "p1", "p2", "p3", "p4")
         return {
             "run": self.run_id,
             "with": list(self.runs[1:]) or None,
@@ -68,6 +67,7 @@ class Look:
             "step": self.step,
             "alpha": self.alpha_text,
             "counted": self.counted,
+            "share": f"{self.share:g}",
             "recurrence": self.panel,
             **{key: st.query_params.get(key) for key in own},
             **more,
@@ -82,7 +82,10 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
         proposed = st.container(width=170)
         step = eviction_view.step_after(info)
         with st.popover("More", icon=":material/tune:"):
-            counted = selection.segment("Intervals are counted from", "counted", list(_COUNTS))
+            counted = selection.segment("Intervals are counted from", "counted", list(COUNTED))
+            share = selection.choice(
+                "Share of the tokens that W covers", "share", SHARES, f"{SHARE:g}"
+            )
             relative = alpha.endswith("/n")
             st.button(
                 "α as a number" if relative else "α as a multiple of uniform attention",
@@ -93,7 +96,7 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
             runs = paper_view.pooled_runs(run_id, info)
     recurrence_decisions.asked_window(info)
     panel = selection.segment("Show", "recurrence", list(PANELS), label_visibility="collapsed")
-    look = Look(run_id, info, runs, layer, kv_head, step, alpha, counted, panel)
+    look = Look(run_id, info, runs, layer, kv_head, step, alpha, counted, float(share), panel)
     if info.response_length:
         with proposed:
             _window(look)
@@ -137,7 +140,7 @@ def _set_alpha(text: str) -> None:
 def _window(look: Look) -> None:
     """The W that the rule proposes, live."""
     found = looks_recurrence.pooled(look.runs, look.alpha, look.count)
-    window = found.window()
+    window = found.window(look.share)
     share = found.share_above_one
     recur = "no token active" if window is None else f"{number(share * 100)} % recur"
     st.metric(
@@ -146,137 +149,14 @@ def _window(look: Look) -> None:
         delta=recur,
         delta_color="off",
         delta_arrow="off",
-        help=f"The longest silence of {SHARE:.0%} of the tokens that were ever active, over all "
-        "layers and KV heads; below it the share with MRI > 1.",
+        help=f"The longest silence of {look.share:.0%} of the tokens that were ever active, over "
+        "all layers and KV heads; below it the share with MRI > 1.",
     )
-
-
-def _figure(
-    look: Look, title: str, key: str, make: Callable[[], Figure], **more: Any
-) -> Figure | None:
-    return paper_view.attempt(
-        make, title=title, key=key, run_id=look.run_id, link=look.link(), **more
-    )
-
-
-def _cdf(look: Look) -> Figure | None:
-    return _figure(
-        look,
-        "Share of tokens that a window covers",
-        "mri-cdf",
-        lambda: looks_recurrence.mri(look.runs, "mri_cdf", look.alpha, look.count),
-    )
-
-
-def tokens(look: Look) -> dict[str, Figure | None]:
-    """The map with numbered tokens, the text, when each token was active."""
-    figures: dict[str, Figure | None] = {}
-    with st.grid(2, min_column_width=440):
-        figures["The map"] = _figure(
-            look,
-            "Tokens that come back",
-            "map",
-            lambda: looks_recurrence.attention_map(*look.head, look.count, look.step),
-        )
-        figures["The window W"] = _cdf(look)
-    _text(look)
-    with st.grid(2, min_column_width=440):
-        figures["Activations"] = _figure(
-            look,
-            "When tokens are active",
-            "raster",
-            lambda: looks_recurrence.activation_raster(*look.head, look.count),
-            height=740,
-        )
-        _table(look)
-    return figures
-
-
-def _text(look: Look) -> None:
-    page = st.query_params.get("page")
-    asked = int(page) - 1 if page is not None and page.isdecimal() else None
-    try:
-        shown = looks_recurrence.numbered_text(*look.head, look.count, look.step, asked)
-    except KVScopeError:
-        shown = looks_recurrence.numbered_text(*look.head, look.count, look.step, None)
-    with st.container(border=True, gap="xsmall", key="card-text"):
-        st.markdown("**The same tokens in the text**")
-        token_text(
-            shown,
-            key="recurring-text",
-            log=True,
-            hide_sink=False,
-            sink=look.info.sink,
-            dark=card.theme() == "dark",
-            on_step=lambda step: selection.go_to_step("step", max(0, step)),
-        )
-        with st.container(horizontal=True, vertical_alignment="center"):
-            st.caption(plain(shown.caption), width="stretch")
-            if shown.pages > 1:
-                selection.settle_page(shown.pages)
-                st.pagination(shown.pages, default=shown.page + 1, key="page", bind="query-params")
-        place = f"layer {look.layer}, KV head {look.kv_head}"
-        figure = attention_figure(shown, f"Recurring tokens, {place}, step {look.step}", log=True)
-        card.actions(
-            figure.table, key="recurring-text", name="text", link_values=look.link(), figure=figure
-        )
-
-
-def _table(look: Look) -> None:
-    table = looks_recurrence.recurring_table(*look.head, look.count)
-    with st.container(border=True, gap="xsmall", key="card-recurring"):
-        st.markdown("**The numbered tokens**")
-        if table.empty:
-            st.caption("No token of this head came back at this α; choose a smaller one.")
-            return
-        column = st.column_config
-        st.dataframe(
-            table,
-            hide_index=True,
-            alt=f"The {len(table)} tokens whose return drew most attention",
-            column_config={
-                "number": column.TextColumn("No.", width=45),
-                "position": column.NumberColumn("Position", format="localized", width=75),
-                "token": column.TextColumn("Token", width=90),
-                "segment": column.TextColumn("Part", width=80),
-                "returned": column.NumberColumn("Back at step", width=90),
-                "pause": column.NumberColumn("Pause", help="steps", width=65),
-                "weight": column.NumberColumn("Attention then", format="%.2g", width=105),
-                "activations": column.NumberColumn("Times active", width=90),
-            },
-        )
-        card.actions(lambda: table, key="recurring", name="recurring", link_values=look.link())
-
-
-def window(look: Look) -> dict[str, Figure | None]:
-    """The distribution of MRI over everything, and by layer and head."""
-    figures: dict[str, Figure | None] = {}
-    with st.grid(2, min_column_width=440):
-        figures["Distribution"] = _figure(
-            look,
-            "How long tokens stay silent",
-            "mri-histogram",
-            lambda: looks_recurrence.mri(look.runs, "mri_histogram", look.alpha, look.count),
-        )
-        _cdf(look)
-        for measure in ("share", "window"):
-            _figure(
-                look,
-                "By layer and KV head",
-                f"mri-{measure}",
-                lambda measure=measure: looks_recurrence.mri_by_head(  # type: ignore[misc]
-                    look.runs, measure, look.alpha, look.count, (look.layer, look.kv_head)
-                ),
-                on_cell=eviction_view.go,
-            )
-    if len(looks_recurrence.response_layers(look.run_id)) < look.info.layers:
-        st.caption("The response is long: the distributions are over evenly spread layers.")
-    return figures
 
 
 PANELS: dict[str, Callable[[Look], dict[str, Figure | None]]] = {
-    "Tokens that come back": tokens,
-    "Which window": window,
+    "Tokens that come back": recurrence_tokens.tokens,
+    "Which window": recurrence_tokens.window,
     "The score": recurrence_decisions.scores,
     "What is evicted": recurrence_decisions.evictions,
 }
@@ -286,4 +166,15 @@ def show(look: Look) -> dict[str, str | Note]:
     if look.info.response_length == 0:
         st.markdown(plain(NO_RESPONSE))
         return {}
-    return paper_view.notes_of(PANELS[look.panel](look))
+    notes = paper_view.notes_of(PANELS[look.panel](look))
+    return notes | {"The paper's settings": _settings(look)}
+
+
+def _settings(look: Look) -> str:
+    """Which of the paper's settings are shown."""
+    alpha = "as here" if look.alpha_text == ALPHA else f"here {look.alpha_text}"
+    rule = "as here" if look.share == SHARE else f"here {look.share:.0%}"
+    return (
+        f"The paper takes α = {ALPHA} for DS-Llama-8B and 0.0001 for its Qwen models ({alpha}), "
+        f"lets W cover {SHARE:.0%} of the tokens ({rule}), and evicts every W steps, 25 on GSM8K."
+    )

@@ -35,10 +35,11 @@ _HTML = """
   <div class="info" role="status"></div>
 </div>
 """
+CSS = (_HERE / "token_text.css").read_text("utf-8")
 _component = st.components.v2.component(
     "kvscope_token_text",
     html=_HTML,
-    css=(_HERE / "token_text.css").read_text("utf-8"),
+    css=CSS,
     js="\n".join((_HERE / name).read_text("utf-8") for name in ("token_looks.js", "token_text.js")),
 )
 

@@ -14,6 +14,7 @@ from analysis.errors import AnalysisError
 from analysis.partitions import (
     VARIANTS,
     completed_at,
+    compressing_steps,
     lag_scores,
     layout,
     token_class,
@@ -117,6 +118,13 @@ def test_what_is_kept_is_what_the_policy_keeps(variant: str, ratio: float, promp
     assert lengths.tolist() == result.keep[1, 0].sum(1).tolist()
     kept = math.floor(ratio * 4 + 1e-9)
     assert lengths.tolist() == [reference.length_after(prompt + t, 2, 4, kept) for t in range(14)]
+
+
+def test_steps_that_compress_by_hand() -> None:
+    # 2 sinks, L = 4, prompt of 10: partition 0 at once, 1 and 2 after steps 4 and 8
+    assert compressing_steps(layout(20, **SMALL), 10) == {0: [0], 4: [1], 8: [2]}
+    assert compressing_steps(layout(20, **SMALL), 17) == {0: [0, 1], 1: [2]}
+    assert compressing_steps(layout(9, **SMALL), 9) == {}
 
 
 def test_a_wider_r_keeps_more_and_never_less() -> None:

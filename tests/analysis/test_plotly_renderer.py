@@ -16,7 +16,7 @@ from analysis.plotly_renderer import to_plotly
 from analysis.pooling import pool_codes
 
 HOSTILE = ("<b>bold</b>", "<script>alert(1)</script>", "$x^2$", "%{z}", "&amp;", "⏎", "␣the")
-MARKS = ("heatmap", "raster", "lines", "bars", "stacked_bars", "scatter")
+MARKS = ("heatmap", "raster", "lines", "area", "bars", "stacked_bars", "scatter")
 
 
 def figure(mark: str, **changes: Any) -> Figure:

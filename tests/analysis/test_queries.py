@@ -23,7 +23,6 @@ from analysis.queries import (
     Points,
     centroid_distances,
     colours_of,
-    group_texts,
     joint_points,
     joint_space,
     query_points,
@@ -49,8 +48,8 @@ def test_points_are_the_stored_queries(open_capture: Opener) -> None:
     assert (points.of("response") == states[40:]).all()
     assert (points.of("lookahead") == draft(made).queries[1, 2].astype(np.float32)).all()
     assert points.positions.tolist() == [*range(35, 40), 40, 41, 42, *range(40, 52)]
-    assert group_texts(points)["lookahead"] == "abc"
-    assert group_texts(points)["response"] == "".join(made.pieces[40:])
+    assert [t for t, own in zip(points.texts, points.group, strict=True) if own == 1] == [*"abc"]
+    assert list(points.texts[-len(made.pieces[40:]) :]) == made.pieces[40:]
     mean = query_points(capture, 1, MEAN, window=5, limit=4)
     assert mean.groups == ("prompt window", "response") and len(mean.vectors) == 9
     expected = made.states["q"][1].astype(np.float32).mean(axis=0)[35:44]

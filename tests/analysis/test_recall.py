@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.draft_figures import recall_over_draft_budget, recall_over_length
 from analysis.errors import AnalysisError, NeedsJob
 from analysis.lookaheads import lookahead, recorded_lookaheads
 from analysis.recall import (
@@ -20,7 +21,7 @@ from analysis.recall import (
     recall_curve,
     recall_rows,
 )
-from analysis.recall_figures import recall_by_head, recall_lines, recall_over_length
+from analysis.recall_figures import recall_by_head, recall_lines
 from cache_store.reader import Capture
 from cache_store.writer import DerivedWriter
 from kvpolicies import Trace
@@ -150,6 +151,9 @@ def test_every_figure_of_every_capture(open_capture: Opener, kind: str) -> None:
         recall_lines([capture, capture], [solid, solid], [3], width=8, layer=0, kv_head=0),
         recall_by_head([capture], [solid], 3, 0, selected=(0, 0)),
         recall_over_length([capture], {"draft": [lengths]}, 3, window=2),
+        recall_over_draft_budget(
+            [capture], {"SnapKV": {4: [lengths]}}, 3, full=[lengths], before=[solid]
+        ),
     ]
     for figure in figures:
         assert figure.caption and figure.alt and figure.note and figure.note.source
@@ -160,6 +164,38 @@ def test_every_figure_of_every_capture(open_capture: Opener, kind: str) -> None:
     assert [s.dash for s in figures[0].series] == ["solid", "dash", "solid", "dash"]
     mean = np.nanmean(solid.recall(2)[16]) if solid.queries[16] else np.nan
     assert figures[0].arrays["y"][0, 16] == pytest.approx(mean, abs=1e-6, nan_ok=True)
+
+
+def test_recall_over_the_drafts_budget_by_hand(open_capture: Opener) -> None:
+    """Four prompt entries, one layer and head; the response needs 0 and 1."""
+    _, capture = open_capture("grouped")
+
+    def ranked(*found: int) -> RankedWindows:
+        """Windows of which each finds so many of the two."""
+        depth = np.array([[[[1, 1 if many == 2 else 3, 4, 4]]] for many in found])
+        depth[[many == 0 for many in found], :, :, 0] = 3
+        return RankedWindows(np.arange(1, len(found) + 1), np.arange(1, len(found) + 1), depth)
+
+    figure = recall_over_draft_budget(
+        [capture],
+        {"SnapKV": {8: [ranked(1, 2)], 2: [ranked(0, 1)]}, "H2O": {4: [ranked(1, 1)]}},
+        2,
+        full=[ranked(2, 2)],
+        before=[ranked(0)],
+        colours={"SnapKV": "#123456"},
+    )
+    assert figure.x.values.tolist() == [2, 4, 8]
+    names = [(line.name, line.colour, line.dash) for line in figure.series[:2]]
+    assert names == [
+        ("SnapKV, 2 queries", "#123456", "solid"), ("SnapKV, 1 query", "#123456", "dot"),
+    ]  # fmt: skip
+    nan = np.nan
+    np.testing.assert_array_equal(
+        figure.arrays["y"], [[0.5, nan, 1], [0, nan, 0.5], [nan, 0.5, nan], [nan, 0.5, nan]]
+    )
+    assert [mark.y for mark in figure.markers] == [1.0, 0.0]
+    with pytest.raises(AnalysisError, match="record one first"):
+        recall_over_draft_budget([capture], {}, 2, full=[ranked(2)], before=[ranked(0)])
 
 
 def test_shorter_windows_are_named(open_capture: Opener) -> None:

@@ -12,16 +12,11 @@ import pytest
 
 from analysis.errors import AnalysisError
 from analysis.lazy_decisions import decision_summary, evictions_table, lazy_decisions, recurs_at
-from analysis.lazy_figures import (
-    TERMS,
-    cached_over_steps,
-    evictions,
-    score_curves,
-    score_points,
-    score_terms,
-)
+from analysis.lazy_figures import cached_over_steps, evictions
+from analysis.lazy_scores import score_curves, score_terms
 from analysis.mri_figures import mri_by_head, mri_cdf, mri_histogram
 from analysis.recurrence import (
+    Distribution,
     Tracked,
     alpha_advice,
     distribution,
@@ -186,8 +181,68 @@ def test_score_terms_are_the_reference_s(form: str) -> None:
     for index, (waited, longest) in enumerate(zip(pause.tolist(), mri.tolist(), strict=True)):
         h1 = reference.h1_score(waited, 0, longest, form)
         h2 = reference.h2_score(longest, form)
-        found = [float(terms[name][index]) for name in TERMS]
+        found = [float(terms[name][index]) for name in ("H1", "H2", "I")]
         assert found == pytest.approx([h1, h2, h1 + h2], abs=1e-5)
+
+
+@pytest.mark.parametrize("term", ["I", "H1", "H2"])
+def test_tokens_lie_on_the_curves_of_both_forms(open_capture: Opener, term: str) -> None:
+    made, capture = open_capture("grouped")
+    pause = np.tile([0, 3, 3, 20], 11)[: made.prompt_length + 2]
+    mri = np.tile([5, 5, 0, 2, 5], 9)[: made.prompt_length + 2]
+    figure = score_curves(capture, pause, mri, term, step=2, layer=1, kv_head=0)
+
+    def expected(form: str, waited: int, longest: int) -> float:
+        h1 = reference.h1_score(waited, 0, longest, form)
+        h2 = reference.h2_score(longest, form)
+        return {"I": h1 + h2, "H1": h1, "H2": h2}[term]
+
+    pairs = {(int(a), int(b)) for a, b in zip(pause, mri, strict=True)}
+    names = [series.name for series in figure.series]
+    for form in ("released", "printed"):
+        own = figure.arrays["point_series"] == names.index(f"tokens, {form} form")
+        points = zip(figure.arrays["point_x"][own], figure.arrays["point_y"][own], strict=True)
+        wanted = [(b if term == "H2" else a, expected(form, a, b)) for a, b in sorted(pairs)]
+        np.testing.assert_allclose(list(points), wanted, atol=1e-5)
+        lines = [n for n, name in enumerate(names) if name.startswith(f"{form} form")]
+        # of the MRIs above 0, 2 and 5, the 10th percentile is 2, the others 5
+        for line, longest in zip(lines, (0,) if term == "H2" else (2, 5), strict=True):
+            for place, value in zip(figure.x.values, figure.arrays["y"][line], strict=True):
+                own_pair = (0, int(place)) if term == "H2" else (int(place), longest)
+                assert value == pytest.approx(expected(form, *own_pair), abs=1e-5)
+    text = figure.point_text[sorted(pairs).index((3, 0))]
+    twins = [place for place in range(len(pause)) if (pause[place], mri[place]) == (3, 0)]
+    assert f"and {len(twins) - 3} more · pause 3, MRI 0" in text
+    assert text.startswith(f"{twins[0]} ")
+    assert f"{int((mri == 0).sum())} of them never active" in figure.caption
+
+
+def test_bars_of_pooled_intervals_stand_where_they_belong(open_capture: Opener) -> None:
+    from analysis.geometry import places
+
+    _, capture = open_capture("grouped")
+    counts = np.zeros(10, np.int64)
+    counts[[1, 9]] = 7, 3
+    figure = mri_histogram([capture], [Distribution(counts, 24)], alpha=0.1, bins=4)
+    # cells of three: 0 ... 2, 3 ... 5, 6 ... 8, and 9
+    assert figure.arrays["y"].tolist() == [[7, 0, 0, 3]]
+    assert places(figure.x, 4).tolist() == [1, 4, 7, 10]
+    assert figure.markers[0].x == 9  # 80 % are only covered by the longest
+
+
+def test_another_share_proposes_another_window(open_capture: Opener) -> None:
+    _, capture = open_capture("grouped")
+    mri = np.array([[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]])
+    tracked = Tracked(mri, mri, np.ones((1, 1, 1, 10), bool))
+    for share, window in ((0.5, 5), (0.8, 8), (1.0, 10)):
+        assert head_distributions(tracked, share)[1].tolist() == [[window]]
+        whole = distribution([tracked])
+        figure = mri_cdf([capture], [whole], alpha=0.1, share=share)
+        assert f"{share:.0%} have an MRI of at most W = {window} steps" in figure.caption
+        grid = mri_by_head(
+            [capture], [head_distributions(tracked, share)[1]], "window", layers=[0], share=share
+        )
+        assert grid.title.startswith(f"Window that covers {share:.0%} of the tokens")
 
 
 def every_figure(capture: Any) -> Iterator[Any]:
@@ -205,9 +260,8 @@ def every_figure(capture: Any) -> Iterator[Any]:
     yield mri_by_head([capture], [shares], "share", layers=layers, selected=(0, 0))
     yield mri_by_head([capture], [proposed], "window", layers=layers)
     pause, mri = state_at(own, 1, capture.info.prompt_length)
-    for term in TERMS:
-        yield score_curves(term, longest=10)
-        yield score_points(capture, pause, mri, term, step=1, layer=0, kv_head=0)
+    for term in ("I", "H1", "H2"):
+        yield score_curves(capture, pause, mri, term, step=1, layer=0, kv_head=0)
     windows = capture.info.sliding_window
     layer = next(number for number in layers if windows[number] is None)
     made = {

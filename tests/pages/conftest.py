@@ -12,7 +12,7 @@ from streamlit.runtime.pages_manager import PagesManager
 from streamlit.testing.v1 import AppTest
 
 from backend.jobs import Jobs
-from pages.parts import backstage
+from pages.parts import backstage, sitemap
 from tests.synthetic import Synthetic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,3 +65,17 @@ def open_page() -> Open:
         return app.switch_page(f"pages/{page}.py").run()
 
     return open_page
+
+
+@pytest.fixture
+def open_at(monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Opens a page at an address, as a cold link does."""
+
+    def open_at(page: str, /, **query: str | list[str]) -> AppTest:
+        monkeypatch.setattr(sitemap, "FIRST_PAGE", f"pages/{page}.py")
+        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180)
+        for key, value in query.items():
+            app.query_params[key] = value
+        return app.run()
+
+    return open_at

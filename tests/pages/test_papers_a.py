@@ -1,51 +1,31 @@
-"""Recurrence, Recall and Budgets without a browser: three kinds of captures, their addresses."""
+"""Recurrence, Recall and Budgets without a browser: what they show, and their addresses."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from pages.parts import backstage, sitemap
-from tests.pages.conftest import ROOT, Open
+from cache_store.writer import DerivedWriter
+from kvpolicies.choice import canonical
+from pages.parts import backstage
+from tests.pages.conftest import Open
 from tests.synthetic import Synthetic
 
 # Runs of their own: what a server remembers of a run, it remembers for all tests of a process.
 SMALL: dict[str, Any] = {"prompt_length": 28, "response_length": 6, "window": 8}
-CAPTURES = {
-    "grouped": Synthetic(run_id="20261120-111111-00000a", **SMALL),
-    "ungrouped": Synthetic(
-        run_id="20261120-111111-00000b", layers=1, query_heads=2, kv_heads=2, seed=3, **SMALL
-    ),
-    "single-token": Synthetic(
-        run_id="20261120-111111-00000c", **(SMALL | {"response_length": 1}), seed=4
-    ),
-}
-NOTHING = Synthetic(run_id="20261120-111111-00000d", **(SMALL | {"response_length": 0}))
+GROUPED = Synthetic(run_id="20261120-111111-00000a", **SMALL)
+OTHER = Synthetic(run_id="20261120-111111-00000c", **(SMALL | {"response_length": 1}), seed=4)
 PANELS = ("Tokens that come back", "Which window", "The score", "What is evicted")
 
 
 @pytest.fixture
-def open_at(monkeypatch: pytest.MonkeyPatch) -> Open:
-    """Opens a page at an address, as a cold link does."""
-
-    def open_at(page: str, /, **query: str | list[str]) -> AppTest:
-        monkeypatch.setattr(sitemap, "FIRST_PAGE", f"pages/{page}.py")
-        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180)
-        for key, value in query.items():
-            app.query_params[key] = value
-        return app.run()
-
-    return open_at
-
-
-@pytest.fixture(params=CAPTURES)
-def made(request: pytest.FixtureRequest, home: Path) -> Synthetic:
-    made: Synthetic = CAPTURES[request.param]
-    made.write(home)
-    return made
+def made(home: Path) -> Synthetic:
+    GROUPED.write(home)
+    return GROUPED
 
 
 def said(app: AppTest) -> str:
@@ -83,6 +63,68 @@ def test_recall_shows_lines_and_offers_a_draft(made: Synthetic, open_at: Open) -
     assert fine(app)
 
 
+def draft(made: Synthetic, home: Path, policy: dict[str, Any], steps: int = 8) -> None:
+    """A lookahead as a job would have recorded it."""
+    spec = {"policy": canonical(policy), "steps": steps}
+    shape = (made.layers, made.query_heads, steps, made.head_dim)
+    queries = np.random.default_rng(steps).standard_normal(shape).astype(np.float16)
+    texts = [f"w{number} " for number in range(steps)]
+    with DerivedWriter(home / made.run_id, "lookahead", spec) as writer:
+        writer.add_array("queries", queries)
+        writer.add_array("tokens", np.arange(steps))
+        writer.add(
+            "token", {"step": np.arange(1, steps + 1), "token_id": np.arange(steps), "text": texts}
+        )
+        writer.finish()
+
+
+def test_recorded_drafts_are_drawn_compared_and_measured(
+    made: Synthetic, home: Path, open_at: Open
+) -> None:
+    draft(made, home, {"key": "snapkv", "options": {"budget": 7}})
+    draft(made, home, {"key": "h2o", "options": {"budget": 3}})
+    app = open_at("recall", run=made.run_id, budgets="4", b="7")
+    assert fine(app)
+    assert len(app.get("plotly_chart")) == 4  # the quality of the drafts as well
+    assert "lookahead of 8 on SnapKV, budget 7: “w0 w1" in said(app)
+    assert "on H2O" not in said(app)
+    app.multiselect(key="recall_compared").set_value(["h2o(budget=3):8"]).run()
+    assert fine(app)
+    assert "lookahead of 8 on H2O, budget 3: “w0 w1" in said(app)
+    assert app.query_params["compared"] == "h2o(budget=3):8"
+    # three policies at four budgets, of which SnapKV at a quarter of the prompt is there
+    app.button(key="ask-quality").click().run()
+    specs = [backstage.jobs().spec(job.id).params["spec"] for job in backstage.jobs().jobs()]
+    wanted = {(spec["policy"]["key"], spec["policy"]["options"]["budget"]) for spec in specs}
+    sizes = {max(1, 28 // part) for part in (32, 16, 8, 4)}
+    everything = {(key, size) for key in ("snapkv", "streaming_llm", "h2o") for size in sizes}
+    assert wanted == everything - {("snapkv", 7), ("h2o", 3)}
+    assert fine(app)
+
+
+def test_the_share_that_w_covers_moves_w(made: Synthetic, open_at: Open) -> None:
+    app = open_at("recurrence", run=made.run_id, alpha="0.05", recurrence="Which window")
+    windows = []
+    for share in ("0.5", "0.8", "0.99"):
+        app.selectbox(key="share").set_value(share).run()
+        assert fine(app)
+        windows.append(int(app.metric[0].value.split()[0]))
+        assert f"{float(share):.0%} have an MRI of at most W = {windows[-1]} steps" in said(app)
+    assert windows == sorted(windows)
+    assert "counted from first activation" in said(app)
+
+
+def test_other_task_tokens_are_compared_or_offered(made: Synthetic, open_at: Open) -> None:
+    own, other = "prompt's own attention", "second reading's attention"
+    app = open_at("budgets", run=made.run_id, variant=[own, other])
+    assert fine(app)
+    assert f"default: {own} " in said(app)
+    assert "A second reading of the context is computed once" in said(app)
+    app.button(key="ask-variant-7").click().run()
+    (job,) = backstage.jobs().jobs()
+    assert backstage.jobs().spec(job.id).params["kind"] == "second_reading"
+
+
 def test_budgets_follow_the_ratio(made: Synthetic, open_at: Open) -> None:
     app = open_at("budgets", run=made.run_id, ratio="0.5")
     assert fine(app)
@@ -95,16 +137,8 @@ def test_budgets_follow_the_ratio(made: Synthetic, open_at: Open) -> None:
     assert app.query_params["ratio"] == "0.75"
 
 
-@pytest.mark.parametrize("page", ["recurrence", "recall"])
-def test_without_a_response_a_sentence_stands_in(home: Path, open_at: Open, page: str) -> None:
-    NOTHING.write(home)
-    app = open_at(page, run=NOTHING.run_id)
-    assert fine(app)
-    assert "Nothing was generated in this run" in said(app)
-
-
 def test_alpha_follows_the_slider_into_the_address(home: Path, open_at: Open) -> None:
-    made = CAPTURES["grouped"]
+    made = GROUPED
     made.write(home)
     app = open_at("recurrence", run=made.run_id, alpha="0.0123", step="2", layer="1")
     slider = app.select_slider(key="alpha_number")
@@ -120,7 +154,7 @@ def test_alpha_follows_the_slider_into_the_address(home: Path, open_at: Open) ->
 
 
 def test_a_total_below_the_floor_is_a_sentence(home: Path, open_at: Open) -> None:
-    made = CAPTURES["grouped"]
+    made = GROUPED
     made.write(home)
     app = open_at("budgets", run=made.run_id, ratio="1")
     assert not app.exception and not app.error
@@ -143,7 +177,7 @@ WRONG = {
 
 @pytest.mark.parametrize("page", WRONG)
 def test_an_address_that_cannot_be_says_so(home: Path, open_at: Open, page: str) -> None:
-    made = CAPTURES["grouped"]
+    made = GROUPED
     made.write(home)
     app = open_at(page, run=made.run_id, **WRONG[page], **{"with": "nothing"})
     assert not app.exception and not app.error
@@ -152,7 +186,7 @@ def test_an_address_that_cannot_be_says_so(home: Path, open_at: Open, page: str)
 
 
 def test_runs_of_one_model_are_pooled(home: Path, open_at: Open) -> None:
-    first, second = CAPTURES["grouped"], CAPTURES["single-token"]
+    first, second = GROUPED, OTHER
     first.write(home)
     second.write(home)
     for page in ("recurrence", "recall", "budgets"):

@@ -1,4 +1,4 @@
-"""The pages Queries, Partitions and Picks without a browser, over three kinds of captures."""
+"""The pages Queries, Partitions and Picks without a browser: what they show and offer."""
 
 from __future__ import annotations
 
@@ -13,45 +13,19 @@ from analysis.heavy import run
 from analysis.picks import retained
 from analysis.retained import stored_retained
 from backend.jobs import JobSpec
-from pages.parts import backstage, sitemap
-from tests.pages.conftest import ROOT, Open
+from pages.parts import backstage
+from tests.pages.conftest import Open
 from tests.synthetic import Synthetic
 
-RUNS = [f"20261121-101112-00000{number}" for number in range(4)]  # caches know runs by their id
-RUN = RUNS[0]
-CAPTURES = {
-    "grouped": Synthetic(run_id=RUN),
-    "ungrouped": Synthetic(run_id=RUNS[1], layers=1, kv_heads=4, prompt_length=30),
-    "one token": Synthetic(run_id=RUNS[2], prompt_length=12, response_length=1),
-    "no response": Synthetic(run_id=RUNS[3], prompt_length=2, response_length=0),
-}
-
-
-@pytest.fixture(params=CAPTURES)
-def made(request: pytest.FixtureRequest, home: Path) -> Synthetic:
-    made = CAPTURES[request.param]
-    made.write(home)
-    return made
+RUN = "20261121-101112-000000"  # caches know runs by their id
+GROUPED = Synthetic(run_id=RUN)
+SHORT = Synthetic(run_id="20261121-101112-000003", prompt_length=2, response_length=0)
 
 
 @pytest.fixture
 def grouped(home: Path) -> Synthetic:
-    CAPTURES["grouped"].write(home)
-    return CAPTURES["grouped"]
-
-
-@pytest.fixture
-def open_page(monkeypatch: pytest.MonkeyPatch) -> Open:
-    """Opens a page at an address, as a cold link does."""
-
-    def open_page(page: str, /, **query: str | list[str]) -> AppTest:
-        monkeypatch.setattr(sitemap, "FIRST_PAGE", f"pages/{page}.py")
-        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
-        for key, value in query.items():
-            app.query_params[key] = value
-        return app.run()
-
-    return open_page
+    GROUPED.write(home)
+    return GROUPED
 
 
 def words(app: AppTest) -> str:
@@ -66,36 +40,37 @@ def asked() -> list[JobSpec]:
     return [jobs.spec(job.id) for job in jobs.jobs()]
 
 
-def test_a_library_without_runs(home: Path, open_page: Open) -> None:
-    app = open_page("queries")
+def test_a_library_without_runs(home: Path, open_at: Open) -> None:
+    app = open_at("queries")
     assert not app.exception
     assert app.title[0].value.endswith("?")
 
 
 @pytest.mark.parametrize("space", ["queries", "queries and keys"])
-def test_queries_of_any_capture(made: Synthetic, open_page: Open, space: str) -> None:
-    app = open_page("queries", run=made.run_id, space=space)
+def test_queries_and_how_far_to_trust_their_map(
+    grouped: Synthetic, open_at: Open, space: str
+) -> None:
+    app = open_at("queries", run=RUN, space=space)
     assert not app.exception and not app.error and not app.warning
     there = words(app)
-    assert "trustworthiness" in there
+    assert "(trustworthiness 0." in there
     if space == "queries":
-        window = min(8, made.prompt_length)
-        assert f"{window} prompt window, {made.response_length} response" in there
+        assert "8 prompt window, 12 response" in there
         assert "A recorded lookahead" in there
     else:
-        assert f"{made.length} query, {made.length} key" in there
+        assert "52 query, 52 key" in there and ", fit " in there
 
 
 @pytest.mark.parametrize("by", ["token", "step"])
-def test_points_take_every_colour(grouped: Synthetic, open_page: Open, by: str) -> None:
-    app = open_page("queries", run=RUN, by=by, head="mean", layer="1", window="4")
+def test_points_take_every_colour(grouped: Synthetic, open_at: Open, by: str) -> None:
+    app = open_at("queries", run=RUN, by=by, head="mean", layer="1", window="4")
     assert not app.exception and not app.error and not app.warning
     assert "layer 1, mean over its heads" in words(app)
     assert "4 prompt window, 12 response" in words(app)
 
 
-def test_umap_is_a_job_with_its_options(grouped: Synthetic, open_page: Open) -> None:
-    app = open_page(
+def test_umap_is_a_job_with_its_options(grouped: Synthetic, open_at: Open) -> None:
+    app = open_at(
         "queries", run=RUN, map="UMAP", layer="1", head="2", neighbours="7", metric="cosine"
     )
     assert not app.exception and not app.error
@@ -109,26 +84,26 @@ def test_umap_is_a_job_with_its_options(grouped: Synthetic, open_page: Open) -> 
     }  # fmt: skip
 
 
-def test_a_missing_lookahead_is_recorded_by_a_button(grouped: Synthetic, open_page: Open) -> None:
-    app = open_page("queries", run=RUN, drafter="h2o", draft_budget="16", draft_steps="4")
+def test_a_missing_lookahead_is_recorded_by_a_button(grouped: Synthetic, open_at: Open) -> None:
+    app = open_at("queries", run=RUN, drafter="h2o", draft_budget="16", draft_steps="4")
     app.button(key="compute-lookahead").click().run()
     (spec,) = asked()
     assert spec.params["kind"] == "lookahead"
     assert spec.params["spec"] == {"policy": {"key": "h2o", "options": {"budget": 16}}, "steps": 4}
 
 
-def test_too_few_points_for_umap_are_a_sentence(home: Path, open_page: Open) -> None:
-    CAPTURES["no response"].write(home)
-    app = open_page("queries", run=RUNS[3], map="UMAP")
+def test_too_few_points_for_umap_are_a_sentence(home: Path, open_at: Open) -> None:
+    SHORT.write(home)
+    app = open_at("queries", run=SHORT.run_id, map="UMAP")
     assert not app.exception and not app.error
     assert "UMAP needs at least 5 points and these are 2" in words(app)
 
 
 @pytest.mark.parametrize(("key", "value"), [("window", "0"), ("seed", "x"), ("metric", "none")])
 def test_queries_say_what_an_address_got_wrong(
-    grouped: Synthetic, open_page: Open, key: str, value: str
+    grouped: Synthetic, open_at: Open, key: str, value: str
 ) -> None:
-    app = open_page("queries", **{"run": RUN, key: value})
+    app = open_at("queries", **{"run": RUN, key: value})
     assert not app.exception and not app.error
     assert f"There is no {key} '{value}' here" in words(app)
 
@@ -136,17 +111,27 @@ def test_queries_say_what_an_address_got_wrong(
 LAG_PANELS = ["Partitions", "Recursion", "Variants", "What is kept"]
 
 
-@pytest.mark.parametrize("panel", LAG_PANELS)
-def test_partitions_of_any_capture(made: Synthetic, open_page: Open, panel: str) -> None:
-    app = open_page("partitions", run=made.run_id, lagkv=panel)
+def test_from_one_compression_to_the_next(grouped: Synthetic, open_at: Open) -> None:
+    """40 + 12 tokens, 4 sinks, L = 8: 0 to 2 shrink at prefill, 3 and 4 after steps 4 and 12."""
+    app = open_at("partitions", run=RUN, S="4", L="8", r="0.25", step="0", lagkv="Recursion")
     assert not app.exception and not app.error and not app.warning
-    if made.length < 16 + 2 * 4:
-        assert "Nothing is evicted" in words(app)
+    shrank = "shrank to 2 of 8 entries each"
+    assert f"At the end of prefill partition 3 is complete, so partitions 0 to 2 {shrank}" in words(
+        app
+    )
+    assert app.button(key="lag-back").disabled
+    app.button(key="lag-next").click().run()
+    assert app.slider(key="step").value == 4
+    assert f"After step 4 partition 4 is complete, so partition 3 {shrank}" in words(app)
+    app.button(key="lag-next").click().run()
+    assert app.slider(key="step").value == 12 and app.button(key="lag-next").disabled
+    app.button(key="lag-back").click().run()
+    assert app.slider(key="step").value == 4
 
 
-def test_the_length_of_the_cache_after_a_step(grouped: Synthetic, open_page: Open) -> None:
+def test_the_length_of_the_cache_after_a_step(grouped: Synthetic, open_at: Open) -> None:
     """40 + 6 tokens, 4 sinks, L = 8: five partitions, four of them compressed to two entries."""
-    app = open_page("partitions", run=RUN, S="4", L="8", r="0.25", step="6", layer="1")
+    app = open_at("partitions", run=RUN, S="4", L="8", r="0.25", step="6", layer="1")
     assert not app.exception and not app.error and not app.warning
     expected = 4 + 4 * 2 + 8 + (46 - 4) % 8
     assert f"{expected} of 46 entries per head, the formula gives {expected}" in words(app)
@@ -156,42 +141,41 @@ def test_the_length_of_the_cache_after_a_step(grouped: Synthetic, open_page: Ope
     assert "22 of 46" not in words(app) and f"{4 + 4 * 4 + 8 + 2} of 46" in words(app)
 
 
-def test_a_partition_is_chosen_by_the_address(grouped: Synthetic, open_page: Open) -> None:
-    app = open_page("partitions", run=RUN, S="4", L="8", partition="3", variant="key norm")
+def test_a_partition_is_chosen_by_the_address(grouped: Synthetic, open_at: Open) -> None:
+    app = open_at("partitions", run=RUN, S="4", L="8", partition="3", variant="key norm")
     assert not app.exception and not app.error and not app.warning
     assert "Scores of partition 3" in words(app)
     assert "key norm by partitions" in words(app)
 
 
-def test_the_papers_own_partitions_are_too_long_here(grouped: Synthetic, open_page: Open) -> None:
-    app = open_page("partitions", run=RUN, L="128")
+def test_the_papers_own_partitions_are_too_long_here(grouped: Synthetic, open_at: Open) -> None:
+    app = open_at("partitions", run=RUN, L="128")
     assert not app.exception and not app.error
     assert "takes at least S + 2L = 272 tokens" in words(app)
 
 
-def test_a_layer_in_a_sliding_window_is_a_sentence(home: Path, open_page: Open) -> None:
+def test_a_layer_in_a_sliding_window_is_a_sentence(home: Path, open_at: Open) -> None:
     run = "20261121-101112-0000aa"
     Synthetic(run_id=run, sliding_window=(8, None)).write(home)
     for panel in LAG_PANELS:
-        app = open_page("partitions", run=run, layer="0", lagkv=panel)
+        app = open_at("partitions", run=run, layer="0", lagkv=panel)
         assert not app.exception and not app.error
         assert "attends within a sliding window of 8 tokens" in words(app)
 
 
-SAGE_PANELS = ["Picks", "Overlap", "Sliding window", "Over budgets"]
-
-
-@pytest.mark.parametrize("panel", SAGE_PANELS)
-def test_picks_of_any_capture(made: Synthetic, open_page: Open, panel: str) -> None:
-    app = open_page("picks", run=made.run_id, sage=panel, budget="1")
+def test_position_schemes_are_run_for_real_by_one_button(grouped: Synthetic, open_at: Open) -> None:
+    app = open_at("picks", run=RUN, sage="Sliding window", budget="16")
     assert not app.exception and not app.error and not app.warning
-    if panel == "Over budgets" and made.response_length == 0:
-        assert "Nothing was generated in this run" in words(app)
+    app.button(key="ask-drift").click().run()
+    wanted = [spec.params["spec"]["policy"]["options"] for spec in asked()]
+    assert sorted(options.get("positions", "absolute") for options in wanted) == [
+        "absolute", "cache",
+    ]  # fmt: skip
 
 
-def test_the_partition_by_hand(grouped: Synthetic, open_page: Open) -> None:
+def test_the_partition_by_hand(grouped: Synthetic, open_at: Open) -> None:
     """B = 16, G = 2: S = 4, k = 4 for each of two heads, R = 16 - 4 - 8 = 4."""
-    app = open_page("picks", run=RUN, budget="16", layer="1", head="3", step="2")
+    app = open_at("picks", run=RUN, budget="16", layer="1", head="3", step="2")
     assert not app.exception and not app.error and not app.warning
     there = words(app)
     assert "4 sinks, 4 picks for each of 2 query heads, 4 recent and the last token" in there
@@ -200,34 +184,34 @@ def test_the_partition_by_hand(grouped: Synthetic, open_page: Open) -> None:
     assert f"{4 + 4 + 5} of 42 tokens after step 2 in layer 1, query head 3" in there
 
 
-def test_a_budget_beyond_the_prompt_selects_nothing(grouped: Synthetic, open_page: Open) -> None:
-    app = open_page("picks", run=RUN, budget="48")
+def test_a_budget_beyond_the_prompt_selects_nothing(grouped: Synthetic, open_at: Open) -> None:
+    app = open_at("picks", run=RUN, budget="48")
     assert not app.exception and not app.error
     assert "Nothing is selected: 40 prompt tokens fit a budget of 48" in words(app)
     assert "so nothing is picked" in words(app)
 
 
-def test_the_mean_of_another_page_leads_to_a_head(grouped: Synthetic, open_page: Open) -> None:
+def test_the_mean_of_another_page_leads_to_a_head(grouped: Synthetic, open_at: Open) -> None:
     for page in ("picks", "partitions"):
-        app = open_page(page, run=RUN, layer="mean", head="mean", step="-3")
+        app = open_at(page, run=RUN, layer="mean", head="mean", step="-3")
         assert not app.exception and not app.error and not app.warning
         assert app.selectbox(key="layer").value == str(grouped.first_look()[0])
         assert app.slider(key="step").value == 0
 
 
-def test_a_kv_head_leads_to_its_query_heads(grouped: Synthetic, open_page: Open) -> None:
+def test_a_kv_head_leads_to_its_query_heads(grouped: Synthetic, open_at: Open) -> None:
     other = 1 - grouped.first_look()[1] // 2
-    app = open_page("picks", run=RUN, kv_head=str(other))
+    app = open_at("picks", run=RUN, kv_head=str(other))
     assert int(app.selectbox(key="head").value) // 2 == other
 
 
 def test_budgets_of_a_long_run_are_measured_by_a_job(
-    grouped: Synthetic, open_page: Open, monkeypatch: pytest.MonkeyPatch
+    grouped: Synthetic, open_at: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("analysis.retained.DIRECT_CELLS", 0)
     st.cache_data.clear()
     st.cache_resource.clear()
-    app = open_page("picks", run=RUN, sage="Over budgets", layer="1")
+    app = open_at("picks", run=RUN, sage="Over budgets", layer="1")
     assert not app.exception and not app.error
     app.button(key="compute-retained").click().run()
     (spec,) = asked()

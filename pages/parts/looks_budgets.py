@@ -1,4 +1,4 @@
-"""What the Recall and Budgets pages show, computed once; every cache is bounded.
+"""What the Budgets page shows, computed once; every cache is bounded.
 
 The arrays of a run are kept as they are (never changed, so they need no copy); a slider asks them.
 """
@@ -6,136 +6,26 @@ The arrays of a run are kept as they are (never changed, so they need no copy); 
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 
-from analysis import budgets, budgets_figures, context_scores, lookaheads, recall, recall_figures
+from analysis import budgets, budgets_figures, context_scores
 from analysis.figure import Figure
 from analysis.text import token_pieces
+from analysis.words import visible
 from pages.parts import backstage
+from pages.parts.backstage import captures
 
 if TYPE_CHECKING:
     from analysis.budgets import Composed
-    from analysis.lookaheads import Lookahead
-    from analysis.recall import RankedWindows, RecallRows
-    from cache_store.reader import Capture
 
 Cell = tuple[int, int]
 Runs = tuple[str, ...]
-EXCERPT = 10  # tokens on each side of one that is quoted
-
-
-def captures(runs: Runs) -> list[Capture]:
-    return [backstage.capture(run) for run in runs]
-
-
-# Recall
-
-
-def recorded(run_id: str) -> list[Lookahead]:
-    """The lookahead responses beside a run; looked up again only when a file came or went."""
-    folder = backstage.capture(run_id).path.parent
-    return _recorded(run_id, tuple(sorted(path.name for path in folder.glob("*/*.duckdb"))))
-
-
-@st.cache_resource(max_entries=4, show_spinner=False)
-def _recorded(run_id: str, names: tuple[str, ...]) -> list[Lookahead]:
-    return lookaheads.recorded_lookaheads(backstage.capture(run_id))
-
-
-def spec_text(draft: Lookahead) -> str:
-    """A draft's specification as the caches know it."""
-    return json.dumps(draft.spec, sort_keys=True)
-
-
-@st.cache_resource(max_entries=8, show_spinner=False)
-def _rows(run_id: str, weighting: str, draft: str | None) -> RecallRows:
-    queries: list[np.ndarray] | None = None
-    if draft is not None:
-        spec = json.loads(draft)
-        capture = backstage.capture(run_id)
-        queries = list(lookaheads.lookahead(capture, spec["policy"], spec["steps"]).queries)
-    return recall.recall_rows(
-        backstage.capture(run_id), last_offset=24, weighting=weighting, lookahead=queries
-    )
-
-
-@st.cache_resource(max_entries=16, show_spinner=False)
-def ranked(run_id: str, weighting: str, width: int, draft: str | None) -> RankedWindows:
-    """The windows of a run, of its own response or of a recorded draft."""
-    rows = _rows(run_id, weighting, draft)
-    return recall.ranked_windows(rows, width=width, pseudo=draft is not None)
-
-
-@st.cache_resource(max_entries=16, show_spinner=False)
-def ranked_lengths(run_id: str, weighting: str, window: int, draft: str | None) -> RankedWindows:
-    rows = _rows(run_id, weighting, draft)
-    return recall.ranked_lengths(rows, range(1, 17), window=window, pseudo=draft is not None)
-
-
-def recall_lines(
-    runs: Runs, chosen: tuple[int, ...], weighting: str, width: int, drafts: Runs, where: Any
-) -> Figure:
-    """Recall over window start; drafts by their specification, each from the runs that have it."""
-    full = [ranked(run, weighting, width, None) for run in runs]
-    return recall_figures.recall_lines(
-        captures(runs),
-        full,
-        chosen,
-        lookaheads={
-            _titles(runs)[draft]: [
-                ranked(run, weighting, width, draft) for run in runs if _has(run, draft)
-            ]
-            for draft in drafts
-        },
-        width=width,
-        weighting=weighting,
-        layer=where[0],
-        kv_head=where[1],
-    )
-
-
-def _titles(runs: Runs) -> dict[str, str]:
-    return {spec_text(draft): draft.title for run in runs for draft in recorded(run)}
-
-
-def _has(run_id: str, draft: str) -> bool:
-    return draft in _titles((run_id,))
-
-
-def recall_by_head(
-    runs: Runs,
-    budget: int,
-    start: int,
-    weighting: str,
-    width: int,
-    draft: str | None,
-    selected: Cell,
-) -> Figure:
-    having = tuple(run for run in runs if draft is None or _has(run, draft))
-    windows = [ranked(run, weighting, width, draft) for run in having]
-    named = {} if draft is None else {"what": _titles(having)[draft]}
-    return recall_figures.recall_by_head(
-        captures(having), windows, budget, start, selected=selected, **named
-    )
-
-
-def recall_over_length(
-    runs: Runs, budget: int, weighting: str, window: int, drafts: Runs
-) -> Figure:
-    lengths = {"full cache's response": [ranked_lengths(r, weighting, window, None) for r in runs]}
-    for draft in drafts:
-        lengths[_titles(runs)[draft]] = [
-            ranked_lengths(run, weighting, window, draft) for run in runs if _has(run, draft)
-        ]
-    return recall_figures.recall_over_length(captures(runs), lengths, budget, window=window)
-
-
-# Budgets
+EXCERPT = 10  # tokens on each side of one that is quoted in a table
+LONG_EXCERPT = 40  # and of the chosen one
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
@@ -201,7 +91,7 @@ def _over_ratios(run_id: str, source: str, operators: tuple[Any, ...], floor: in
     return budgets.counts_over_ratios(slots, RATIOS, floor)
 
 
-RATIOS = [round(0.05 * n, 2) for n in range(20)]
+RATIOS = [round(0.02 * n, 2) for n in range(51)]
 
 
 def budgets_over_ratios(
@@ -255,11 +145,23 @@ def head_budgets(
 
 
 def composite_matrix(
-    run_id: str, source: str, by: Operators, ratio: float, floor: int, layer: int, first: int
+    run_id: str,
+    source: str,
+    by: Operators,
+    ratio: float,
+    floor: int,
+    layer: int,
+    first: int,
+    chosen: int,
 ) -> Figure:
     made = composed(run_id, source, by, ratio, floor)
     return budgets_figures.composite_matrix(
-        backstage.capture(run_id), made, layer, layers=layers_of(run_id), first=first
+        backstage.capture(run_id),
+        made,
+        layer,
+        layers=layers_of(run_id),
+        first=first,
+        chosen=chosen,
     )
 
 
@@ -280,18 +182,35 @@ def slot_table(
     return table[["kv_head", "position", "token"]].assign(text=around)
 
 
+def excerpt(run_id: str, position: int) -> tuple[str, str, str]:
+    """The text before a token, the token, and the text after it; line ends as ⏎."""
+    pieces = token_pieces(backstage.capture(run_id))
+    first, stop = max(0, position - LONG_EXCERPT), position + LONG_EXCERPT + 1
+    before, after = pieces[first:position], pieces[position + 1 : stop]
+    told = ("".join(part).replace("\n", "⏎") for part in (before, after))
+    left, right = told
+    return left, visible(pieces[position]), right
+
+
 def operator_effect(run_id: str, source: str, ratio: float, floor: int, variants: Runs) -> Figure:
+    """Each variant against the default operators over the same task tokens, or the same operators
+    over others. Raises NeedsJob where those were not computed."""
     default = composed(run_id, source, Operators(), ratio, floor)
-    others = {
-        name: composed(run_id, source, Operators(**VARIANTS[name]), ratio, floor)
-        for name in variants
-    }
+    others = {name: variant(run_id, source, ratio, floor, name) for name in variants}
     return budgets_figures.operator_effect(
         backstage.capture(run_id), default, others, layers=layers_of(run_id)
     )
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
+def variant(run_id: str, source: str, ratio: float, floor: int, name: str) -> Composed:
+    """One of VARIANTS. Raises NeedsJob where its attention was not computed."""
+    other = TASKS.get(name)
+    if other is not None:
+        return composed(run_id, other, Operators(), ratio, floor)
+    return composed(run_id, source, Operators(**OPERATORS[name]), ratio, floor)
+
+
+OPERATORS: dict[str, dict[str, Any]] = {
     "mean over task tokens": {"agg_task": "mean"},
     "max over the group": {"agg_group": "max"},
     "max over heads": {"agg_head": "max"},
@@ -299,3 +218,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "weighted by ‖v‖": {"value_norm": "value"},
     "weighted by ‖vW_O‖": {"value_norm": "output"},
 }
+TASKS = {
+    "question's attention": "question",
+    "second reading's attention": "context",
+    "prompt's own attention": "self",
+}
+VARIANTS = (*OPERATORS, *TASKS)
