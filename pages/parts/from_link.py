@@ -17,6 +17,7 @@ from streamlit.logger import set_log_level
 
 from analysis.errors import AnalysisError, NeedsJob
 from analysis.figure import Figure
+from analysis.sources import with_sources
 from backend.jobs import JobSpec
 from backend.jobs.registry import KINDS
 from pages.parts import backstage, drawn, selection
@@ -62,7 +63,7 @@ def figure_at(link: str, wanted: str = "", *, home: str = "") -> Figure:
         for job, need in missing:
             tried.add(job.id)
             _run(job, need)
-    return _chosen(seen, wanted)
+    return with_sources(_chosen(seen, wanted), backstage.capture)
 
 
 def figures_at(link: str, *, home: str = "") -> list[str]:

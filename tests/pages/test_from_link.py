@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from analysis.__main__ import main
 from analysis.errors import AnalysisError
 from analysis.figure_file import read_figure
 from backend.jobs.states import JOBS_FOLDER
+from cache_store.files import CAPTURE_FILE
 from pages.parts.from_link import figure_at
 from tests.pages.conftest import FIRST, RUN
 
@@ -36,6 +38,8 @@ def test_a_replay_that_a_figure_needs_is_made_first(
     shown = read_figure(out.read_bytes())
     assert shown.mark == "text" and shown.arrays["struck"].any()
     assert shown.provenance["policies"][0]["key"] == "streaming_llm"
+    file = two_runs / RUN / CAPTURE_FILE
+    assert shown.provenance["captures"][0]["file_sha256"] == sha256(file.read_bytes()).hexdigest()
     assert not (two_runs / JOBS_FOLDER).exists()  # nothing is left in the queue of an app
 
 
