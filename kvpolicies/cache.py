@@ -72,6 +72,7 @@ class EvictingCache(Cache):
         self.touched = full or list(range(len(windows)))
         self.plan: Plan | None = None
         self.detail = detail
+        self.roomy = False  # append in place where nothing leaves: faster, but more than `bytes`
         self.decisions: list[Decision] = []
         self._gone: list[tuple[int, int, Tensor, Tensor]] = []  # layer, step, heads, positions
         self._uncounted: list[Decision] = []  # at the end of the prompt, when time is short

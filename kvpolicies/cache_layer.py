@@ -146,7 +146,10 @@ class EvictingLayer(DynamicLayer):
         attention = None
         first = self.seen
         if run is None or not (run.watches or isinstance(run.plan.score, Selection)):
-            self.entries.append(keys, values, first)
+            if self.cache.roomy and run is not None and run.still:
+                self.entries.append_in_place(keys, values, first)
+            else:
+                self.entries.append(keys, values, first)
             self._remember(query[0])
             if run is not None and not run.still:
                 run.observe(*self._history(), None)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROOM = 128  # entries that a room has free when it is made
+
 
 class Entries:
     """The cached entries of one layer, in order of position.
@@ -26,6 +28,7 @@ class Entries:
         self.aligned = True  # nothing was evicted: every head holds all positions
         self.statistics: dict[str, Tensor] = {}
         self.memory: dict[str, Any] = {}
+        self._room: tuple[Tensor, Tensor] | None = None  # ours alone, longer than the states
 
     @property
     def keys(self) -> Tensor:
@@ -56,6 +59,17 @@ class Entries:
         """Add the entries of `position` and the following ones; (heads, m, d)."""
         self._keys = torch.cat([self._keys, keys], 1)
         self._values = torch.cat([self._values, values], 1)
+        self._append_positions(position, keys.shape[1])
+
+    def append_in_place(self, keys: Tensor, values: Tensor, position: int) -> None:
+        """`append` for entries that never leave again: what is held is not copied every time."""
+        first, last = len(self), len(self) + keys.shape[1]
+        if self._room is None or self._room[0].shape[1] < last:
+            length = last + ROOM
+            self._room = _roomy(self._keys, length), _roomy(self._values, length)
+        for room, new in zip(self._room, (keys, values), strict=True):
+            room[:, first:last] = new
+        self._keys, self._values = (room[:, :last] for room in self._room)
         self._append_positions(position, keys.shape[1])
 
     def _append_positions(self, position: int, count: int) -> None:
@@ -96,9 +110,11 @@ class Entries:
         other = copy.copy(self)
         other.statistics = {name: held.clone() for name, held in self.statistics.items()}
         other.memory = dict(self.memory)
+        other._room = None  # what comes after the shared states is not shared
         return other
 
     def _gather(self, index: Tensor, rows: Tensor) -> None:
+        self._room = None
         self._keys, self._values = take(self._keys, index, rows), take(self._values, index, rows)
         self.positions = index if self.aligned else self.positions.gather(1, index)
         self.statistics = {name: take(held, index, rows) for name, held in self.statistics.items()}
@@ -131,6 +147,13 @@ class RecordedEntries(Entries):
     def _gather(self, index: Tensor, rows: Tensor) -> None:
         self.positions = index if self.aligned else self.positions.gather(1, index)
         self.statistics = {name: take(held, index, rows) for name, held in self.statistics.items()}
+
+
+def _roomy(states: Tensor, length: int) -> Tensor:
+    """States (heads, n, d) at the beginning of (heads, length, d)."""
+    room = states.new_empty((states.shape[0], length, states.shape[2]))
+    room[:, : states.shape[1]] = states
+    return room
 
 
 def flat_rows(index: Tensor, length: int) -> Tensor:

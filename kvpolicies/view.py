@@ -101,6 +101,10 @@ class View:
         whole = derived is not None and derived.shape[1] == self.queries.shape[1]
         if derived is not None and whole and self.group_reduce != "max":
             return self.reduce(derived.float()).clone()
+        name = f"prompt sum {self.group_reduce} {self.heads} {self.seen}"
+        return self.once(name, self._sum_prompt_rows).clone()
+
+    def _sum_prompt_rows(self) -> Tensor:
         total = self.queries.new_zeros((self.heads, len(self.entries)), dtype=torch.float32)
         for _, rows in self.prompt_rows():
             total[:, : rows.shape[2]] += self.reduce(rows).sum(1)
