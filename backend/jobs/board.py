@@ -91,6 +91,7 @@ class Board:
         self.unsaved.discard(job_id)
         with contextlib.suppress(OSError):
             self.files.cancel_flag(job_id).unlink(missing_ok=True)
+            self.files.pause_flag(job_id).unlink(missing_ok=True)
         ended = [record.state for record in self.records.values() if record.state.finished]
         ended.sort(key=lambda state: state.finished_at or state.submitted_at)
         for state in ended[:-KEPT]:

@@ -179,33 +179,44 @@ class Backend:
 
     def slots(self) -> dict[str, int]:
         """How many tasks of each lane may be out at once: one here, on a cluster one per worker
-        that offers the lane; more would only wait inside Dask, where a worker's death takes
-        the waiting tasks with it."""
+        that offers the lane, or per worker where none says what it offers; more would only wait
+        inside Dask, where a worker's death takes the waiting tasks with it."""
         if not self.external:
             return dict.fromkeys(LANES, 1)
-        workers = self._client.scheduler_info()["workers"].values()
-        return {
-            lane: max(1, sum(int(worker["resources"].get(lane, 0)) for worker in workers))
-            for lane in LANES
-        }
+        workers = self._workers()
+        slots = {}
+        for lane in LANES:
+            offered = sum(int(worker["resources"].get(lane, 0)) for worker in workers)
+            slots[lane] = max(1, offered if _offered(lane, workers) else len(workers))
+        return slots
+
+    def _workers(self) -> list[dict[str, Any]]:
+        return list(self._client.scheduler_info(n_workers=-1)["workers"].values())
 
     def submit(
-        self, job_id: str, attempt: str, lane: str, path: str, params: dict[str, Any], home: Path
+        self,
+        job_id: str,
+        attempt: str,
+        lane: str,
+        path: str,
+        params: dict[str, Any],
+        home: Path,
+        task: str = "",
     ) -> Future:
-        workers = self._client.scheduler_info()["workers"].values() if self.external else []
-        ours = not workers or any(lane in worker["resources"] for worker in workers)
+        ours = not self.external or _offered(lane, self._workers())
         future = self._client.submit(
             run_job,
             job_id,
             path,
             params,
             str(home),
+            task,
             key=f"kvscope-{job_id}-{attempt}",
             resources={lane: 1} if ours else None,
             retries=0,
             pure=False,
         )
-        if self.external:  # so that the task outlives this app
+        if self.external and not task:  # so that the task outlives this app
             self._client.publish_dataset(future, name=_dataset(job_id), override=True)
         return future
 
@@ -287,6 +298,11 @@ class Backend:
             with contextlib.suppress(Exception):
                 self._cluster.close(timeout=5)
             self._cluster = None
+
+
+def _offered(lane: str, workers: list[dict[str, Any]]) -> bool:
+    """Whether workers say what they are for; those that anyone started need not."""
+    return not workers or any(lane in worker["resources"] for worker in workers)
 
 
 def _dataset(job_id: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.jobs.board import STOPPED, Board
+from backend.jobs.parts import Fans
 from backend.jobs.registry import ANALYSES, KINDS, MODEL_PASSES
 from backend.jobs.states import UNFINISHED, JobError, JobSpec, JobState, one_line
 from backend.spec import CaptureSpec
@@ -59,8 +60,9 @@ class Jobs:
         self._workers = workers
         self._lock = threading.RLock()  # around everything below
         self._board = Board(self.home)
-        self._out: dict[str, Future] = {}  # submitted to Dask, not yet accounted for
-        self._over: list[str] = []  # ids whose future is done
+        self._fans = Fans(self._board)
+        self._out: dict[str, Future] = {}  # jobs and tasks with Dask, not yet accounted for
+        self._over: list[str] = []  # ids of those whose future is done
         self._backend: Backend | None = None
         self._wake = threading.Event()
         self._closing = False
@@ -115,17 +117,28 @@ class Jobs:
                 self._board.queue.remove(job_id)
                 self._board.finish(job_id, "cancelled")
                 return
-            try:
-                self._board.files.cancel_flag(job_id).touch()
-            except OSError as error:
-                raise JobError(
-                    f"The job cannot be cancelled, its flag cannot be written ({error.strerror}): "
-                    f"free space in {self._board.files.folder}."
-                ) from error
+            self._flag(self._board.files.cancel_flag(job_id), "cancelled")
             self._board.update(job_id, cancelling=True)
 
+    def pause(self, job_id: str) -> None:
+        """A job in parts sends out no more of them and is paused when those on their way are
+        finished; `retry` goes on with the rest. Raises JobError for a job without parts."""
+        with self._lock:
+            self._board.refresh_others()
+            record = self._board.record(job_id)
+            if not KINDS[record.spec.kind].parts:
+                raise JobError(f"The job '{record.state.title}' cannot be paused: cancel it.")
+            if record.state.finished:
+                return
+            if job_id in self._board.queue:
+                self._board.queue.remove(job_id)
+                self._board.finish(job_id, "paused")
+                return
+            self._flag(self._board.files.pause_flag(job_id), "paused")
+            self._wake.set()
+
     def retry(self, job_id: str) -> str:
-        """Queues a failed, cancelled or lost job again, under the same id."""
+        """Queues a failed, cancelled, lost or paused job again, under the same id."""
         with self._lock:
             record = self._board.record(job_id)
             if record.state.status in UNFINISHED:
@@ -168,6 +181,15 @@ class Jobs:
         atexit.unregister(self.close)
 
     # Under the lock
+
+    def _flag(self, flag: Path, what: str) -> None:
+        try:
+            flag.touch()
+        except OSError as error:
+            raise JobError(
+                f"The job cannot be {what}, its flag cannot be written ({error.strerror}): "
+                f"free space in {self._board.files.folder}."
+            ) from error
 
     def _accepted(self, spec: JobSpec) -> JobSpec:
         if spec.kind not in KINDS:
@@ -245,45 +267,65 @@ class Jobs:
             ]:
                 self._board.queue.remove(job_id)
                 self._board.finish(job_id, "cancelled")
-            if not self._board.queue:
+            self._fans.read_flags()
+            if not self._board.queue and not self._fans.waiting:
                 return
         if self._backend is None or not self._backend.connected:
             self._connect()
         if self._backend is None:
             return
         slots = self._backend.slots()
-        chosen = []
+        chosen, parts = [], []
         with self._lock:
             for job_id in self._out:
-                slots[self._board.lane(job_id)] -= 1
+                if job_id not in self._fans:
+                    slots[self._board.lane(job_id)] -= 1
+            for lane in slots:
+                slots[lane] -= self._fans.out(lane)
             for job_id in list(self._board.queue):
-                lane = self._board.lane(job_id)
-                if slots[lane] > 0:
-                    slots[lane] -= 1
+                record = self._board.records[job_id]
+                kind = KINDS[record.spec.kind]
+                if slots[kind.lane] > 0:
                     self._board.queue.remove(job_id)
                     self._board.update(job_id, status="running", phase="starting")
                     self._board.files.save(self._board.records[job_id])
-                    chosen.append(job_id)
+                    if kind.parts:
+                        self._fans.begin(job_id)
+                    else:
+                        slots[kind.lane] -= 1
+                        chosen.append(job_id)
+            # Parts come last, so that nobody waits behind a job that has hundreds of them.
+            for lane in slots:
+                while slots[lane] > 0 and (part := self._fans.next(lane)):
+                    slots[lane] -= 1
+                    parts.append(part)
         for job_id in chosen:
             self._send(job_id)
+        for job_id, task, params in parts:
+            self._send(job_id, task, params)
 
-    def _send(self, job_id: str) -> None:
+    def _send(self, job_id: str, task: str = "", params: dict[str, Any] | None = None) -> None:
         """Not under the lock: the scheduler answers on the thread that also reports progress, and
         a report waits for the lock."""
         assert self._backend is not None
         with self._lock:
             spec = self._board.records[job_id].spec
         kind = KINDS[spec.kind]
+        asked = spec.params if params is None else params
         try:
             future = self._backend.submit(
-                job_id, secrets.token_hex(4), kind.lane, kind.path, spec.params, self.home
+                job_id, secrets.token_hex(4), kind.lane, kind.path, asked, self.home, task
             )
         except Exception as error:
+            reason = one_line(f"{type(error).__name__}: {error}")
             with self._lock:
-                self._board.finish(job_id, "failed", one_line(f"{type(error).__name__}: {error}"))
+                if task:
+                    self._fans.ended(task, {"status": "failed", "error": reason, "summary": {}})
+                else:
+                    self._board.finish(job_id, "failed", reason)
             return
         with self._lock:
-            self._watch(job_id, future)
+            self._watch(task or job_id, future)
 
     def _watch(self, job_id: str, future: Future) -> None:
         def over(_: Future) -> None:
@@ -306,7 +348,9 @@ class Jobs:
         if outcome["status"] != "done":
             self._sweep()
         with self._lock:
-            if job_id in self._board.records:
+            if job_id in self._fans:
+                self._fans.ended(job_id, outcome)
+            elif job_id in self._board.records:
                 cancelling = self._board.records[job_id].state.cancelling
                 if cancelling and outcome["status"] == "failed":
                     outcome = {"status": "cancelled", "error": None, "summary": {}}
@@ -319,8 +363,12 @@ class Jobs:
             record = self._board.records.get(job_id)
             if record is None or not self._board.mine(record) or record.state.status != "running":
                 return
-            if "started" in event:
-                self._board.update(job_id, started_at=datetime.fromtimestamp(event["started"], UTC))
+            if event.get("task"):
+                self._fans.heard(event["task"], event["progress"]["done"])
+            elif "started" in event:
+                started = record.state.started_at  # of its first part
+                started = started or datetime.fromtimestamp(event["started"], UTC)
+                self._board.update(job_id, started_at=started)
             else:
                 self._board.update(job_id, **event["progress"])
 

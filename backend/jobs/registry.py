@@ -38,6 +38,7 @@ JobFunction = Callable[[dict[str, Any], Path, ProgressCallback, CancelCheck], di
 class Kind:
     path: str
     lane: str  # "run": one at a time beside a loaded model; "short": the small worker
+    parts: str = ""  # of a job cut into parts: what says which are left (backend.jobs.parts)
 
 
 KINDS: dict[str, Kind] = {
@@ -45,6 +46,7 @@ KINDS: dict[str, Kind] = {
     "derive": Kind("backend.jobs.registry:run_derive", "short"),
     "model_pass": Kind("backend.jobs.registry:run_model_pass", "run"),
     "analysis": Kind("analysis.heavy:run", "short"),
+    "study": Kind("backend.study.work:run_piece", "run", "backend.study.work:study_work"),
 }
 # Derived files that analysis computes by itself; only the worker imports it.
 ANALYSES = ("context_attention", "projection", "retained")
@@ -52,9 +54,10 @@ ANALYSES = ("context_attention", "projection", "retained")
 MODEL_PASSES = ("lookahead", "second_reading", "model_facts", "policy_run")
 
 
-def register(kind: str, path: str, lane: str = "run") -> None:
-    """Adds a kind of job: `path` is `module:function`, importable in the worker processes."""
-    KINDS[kind] = Kind(path, lane)
+def register(kind: str, path: str, lane: str = "run", parts: str = "") -> None:
+    """Adds a kind of job: `path` is `module:function`, importable in the worker processes, and
+    so is `parts`, which says what is left of a job that is cut into parts."""
+    KINDS[kind] = Kind(path, lane, parts)
 
 
 def run_capture(
@@ -155,9 +158,11 @@ class Reporter:
         return (last - first) / (end - start) if last > first and end > start else None
 
 
-def run_job(job_id: str, path: str, params: dict[str, Any], home: str) -> dict[str, Any]:
-    """The Dask task: runs one job and returns how it ended, so that no exception, and nothing
-    that an exception refers to, has to travel.
+def run_job(
+    job_id: str, path: str, params: dict[str, Any], home: str, task: str = ""
+) -> dict[str, Any]:
+    """The Dask task: runs one job, or one `task` of a job in parts, and returns how it ended, so
+    that no exception, and nothing that an exception refers to, has to travel.
 
     Returns {"status": "done" | "failed" | "cancelled", "error": sentence or None, "summary": {}}.
     """
@@ -167,17 +172,22 @@ def run_job(job_id: str, path: str, params: dict[str, Any], home: str) -> dict[s
     worker.log_event(TOPIC, {"id": job_id, "started": time.time()})
 
     def send(event: dict[str, Any]) -> None:
-        worker.log_event(TOPIC, {"id": job_id, "progress": event})
+        worker.log_event(TOPIC, {"id": job_id, "task": task, "progress": event})
 
-    return execute(job_id, path, params, Path(home), Reporter(send))
+    return execute(job_id, path, params, Path(home), Reporter(send), task)
 
 
 def execute(
-    job_id: str, path: str, params: dict[str, Any], home: Path, report: ProgressCallback
+    job_id: str,
+    path: str,
+    params: dict[str, Any],
+    home: Path,
+    report: ProgressCallback,
+    task: str = "",
 ) -> dict[str, Any]:
     """`run_job` without Dask around it."""
     files = JobFiles(home)
-    attempt = files.attempt_flag(job_id)
+    attempt = files.attempt_flag(task or job_id)
     cancelled = _flag_reader(files.cancel_flag(job_id))
     if cancelled():
         return _ended("cancelled")

@@ -21,8 +21,9 @@ from cache_store.errors import KVScopeError
 from cache_store.files import is_run_id
 
 UNFINISHED = ("queued", "running")
-FINISHED = ("done", "failed", "cancelled", "lost")
+FINISHED = ("done", "failed", "cancelled", "lost", "paused")
 JOBS_FOLDER = ".jobs"
+SUFFIXES = (".json", ".cancel", ".pause", ".log", ".attempt")
 LARGEST = 1e15  # of any number in a job file
 ID_PATTERN = re.compile(r"^[0-9a-f]{16}$")
 
@@ -64,7 +65,7 @@ class JobState:
     kind: str
     title: str
     run_id: str | None
-    status: str  # queued | running | done | failed | cancelled | lost
+    status: str  # queued | running | done | failed | cancelled | lost | paused
     phase: str = ""
     done: int = 0
     total: int = 0
@@ -135,12 +136,18 @@ class JobFiles:
             raise ValueError(f"{path} does not hold a job") from error
 
     def remove(self, job_id: str) -> None:
-        for suffix in (".json", ".cancel", ".log", ".attempt"):
+        paths = [self.folder / f"{job_id}{suffix}" for suffix in SUFFIXES]
+        with contextlib.suppress(OSError):
+            paths += self.folder.glob(f"{job_id}-*.attempt")  # of its parts
+        for path in paths:
             with contextlib.suppress(OSError):
-                (self.folder / f"{job_id}{suffix}").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
 
     def cancel_flag(self, job_id: str) -> Path:
         return self.folder / f"{job_id}.cancel"
+
+    def pause_flag(self, job_id: str) -> Path:
+        return self.folder / f"{job_id}.pause"
 
     def attempt_flag(self, job_id: str) -> Path:
         """Exists while a worker is on the job: a second start means that the first one died."""
