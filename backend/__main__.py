@@ -1,28 +1,26 @@
-"""KVScope on the command line: `python -m backend capture prompt.txt --model demo`."""
+"""KVScope on the command line: `python -m backend capture prompt.txt`, `… study study.toml`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from backend.home import DEFAULT, home_folder, usable_home
 from backend.prompts import EXTENSIONS, FieldMapping, Prompt, parse, row_prompt
 from backend.spec import DEVICES, DTYPES, MAX_LAYERS, CaptureSpec, PromptError
+from backend.study.command import add_study
+from backend.terminal import Bar, interrupt_flag
 from backend.uploads import upload_limit
 from cache_store.errors import KVScopeError
 from cache_store.files import CAPTURE_FILE, new_run_id
 
 if TYPE_CHECKING:
     from backend.admission import Estimate
-    from backend.progress import Progress
 
 DONE, FAILED, CANCELLED = 0, 1, 130  # 2 is argparse's, for wrong usage
 PHASES = {
@@ -104,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_generation_options(capture)
     _add_pass_options(capture)
     _add_storage_options(capture)
+    add_study(commands, _Help)
     return parser
 
 
@@ -205,12 +204,12 @@ def _layers(text: str) -> list[int]:
 def _capture(arguments: argparse.Namespace) -> int:
     spec = _spec(arguments)
     home = usable_home(home_folder(arguments.out))
-    with _interrupt_flag() as interrupted:
+    with interrupt_flag() as interrupted:
         print(f"kvscope: {_admit(spec, home)}", file=sys.stderr)
         from backend.capture import capture
         from backend.progress import Cancelled
 
-        bar, run_id = _Bar(), new_run_id()
+        bar, run_id = Bar(PHASES, "writing the file"), new_run_id()
         path, status = home / run_id / CAPTURE_FILE, DONE
         try:
             capture(spec, home, run_id=run_id, progress=bar, cancelled=interrupted.is_set)
@@ -304,47 +303,6 @@ def _in_words(tokens: int, expected: Estimate) -> str:
         f"{expected.memory_bytes / 1e6:,.0f} MB of memory, a file of at most "
         f"{max(0.1, expected.file_bytes / 1e6):,.1f} MB"
     )
-
-
-@contextmanager
-def _interrupt_flag() -> Iterator[Event]:
-    """The first Ctrl-C sets the flag, so that the run ends between two tokens; the second one
-    interrupts whatever is going on."""
-    flag = Event()
-
-    def on_interrupt(*_: Any) -> None:
-        if flag.is_set():
-            raise KeyboardInterrupt
-        flag.set()
-
-    before = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield flag
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Bar:
-    """One progress bar per phase on standard error."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._phase = ""
-
-    def __call__(self, progress: Progress) -> None:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
-        if progress.phase != self._phase:
-            self.close()
-            self._phase = progress.phase
-            label = PHASES.get(progress.phase, "writing the file")
-            self._bar = tqdm(desc=label, total=progress.total, file=sys.stderr, mininterval=0.2)
-        self._bar.update(progress.done - self._bar.n)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
 
 if __name__ == "__main__":

@@ -108,8 +108,9 @@ def create_study(
     try:
         if (folder / RECORD).exists():
             return folder
-        for name in (PARTS, SETS):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / PARTS).mkdir(parents=True, exist_ok=True)
+        if sets:
+            (folder / SETS).mkdir(exist_ok=True)
         for name, data in (sets or {}).items():
             write_atomically(folder / SETS / _safe(name), data)
         made = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")

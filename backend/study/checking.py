@@ -205,15 +205,17 @@ def _policy(where: str, entry: Mapping[str, Any], scope: str | None) -> PolicySp
     choice = from_text(text)
     if "masks" in choice:
         raise StudyError(f"{where}: imported masks belong to one run and cannot be studied.")
-    choice["options"] = {**choice["options"], **entry.get("options", {})}
-    choice = canonical(choice)
+    given = {**choice["options"], **entry.get("options", {})}
+    choice = canonical({**choice, "options": given})
     method = catalogue()[choice["key"]] if "key" in choice else None
     score = method.score if method else choice["score"]
     if score in NEEDS_FUTURE:
         raise StudyError(f"{where}: {text} knows the future, which exists in replay only.")
     if scope is not None and "scope" not in choice["options"] and _once(choice, method):
         choice = canonical({**choice, "options": {**choice["options"], "scope": scope}})
-    sized = not set(choice["options"]) & set(SIZES)
+    size = {name: given[name] for name in SIZES if given.get(name) is not None}
+    choice = {**choice, "options": dict(sorted({**choice["options"], **size}.items()))}
+    sized = not size  # one that is the default fixes the size as well
     if method is not None and method.budget == "none":
         sized = False
     name = entry.get("name") or title(choice)

@@ -27,7 +27,7 @@ policy = "snapkv"
 options = { window = 16 }
 
 [[policies]]
-policy = "lagkv(keep_ratio=0.5)"
+policy = "lagkv(keep_ratio=0.25)"
 
 [[policies]]
 policy = "full"
@@ -46,7 +46,7 @@ def test_cells_and_prompts_are_counted() -> None:
     assert [cell.ratio for cell in cells] == [None, 0.5, 0.75, None, 0.5, 0.75]
     assert [cell.choice.get("key") for cell in cells[:4]] == ["full", "snapkv", "snapkv", "lagkv"]
     assert cells[1].choice["options"] == {"compression_ratio": 0.5, "window": 16}
-    assert cells[3].choice["options"] == {"keep_ratio": 0.5}
+    assert cells[3].choice["options"] == {"keep_ratio": 0.25}
     assert cells[4].policy is not None and cells[4].policy.name == "H2O, every 16"
     # 2 prompts at 2 lengths and 3 depths, and the rows of the set
     assert spec.examples({"qa.jsonl": 5}) == 12 + 5
@@ -115,7 +115,7 @@ POLICIES = [{"policy": "snapkv"}]
         ({"tasks": [{"set": "a.jsonl", "options": {"x": 1}}]}, "a set has no options"),
         ({"tasks": [{"task": "common_words", "count": 1}]}, "was not taught common_words"),
         ({"policies": [{"policy": "snapkvv"}]}, "policies, entry 1: There is no policy 'snapkvv'"),
-        ({"policies": [{"policy": "snapkv", "options": {"window": -1}}]}, "Window (w) must be a whole"),
+        ({"policies": [{"policy": "snapkv(window=-1)"}]}, "entry 1: Window (w) must be a whole"),
         ({"policies": [{"policy": "snapkv", "option": {}}]}, "has no field 'option'"),
         ({"policies": [{"policy": "oracle"}]}, "knows the future"),
         ({"policies": [{"policy": "masks(0a)"}]}, "imported masks belong to one run"),
