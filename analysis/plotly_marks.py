@@ -184,7 +184,7 @@ def draw_area(drawn: go.Figure, figure: Figure) -> None:
 
 def _line_mode(points: int) -> str:
     """Few points are marked, so that one beside a gap is seen."""
-    return "markers" if points == 1 else "lines+markers" if points <= 8 else "lines"
+    return "markers" if points == 1 else "lines+markers" if points <= 12 else "lines"
 
 
 def draw_bars(drawn: go.Figure, figure: Figure) -> None:

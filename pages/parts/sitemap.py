@@ -20,6 +20,7 @@ ICONS = {
     "Budgets": ":material/stacked_bar_chart:",
     "Partitions": ":material/view_column:",
     "Picks": ":material/checklist:",
+    "Studies": ":material/science:",
 }
 
 
@@ -41,6 +42,7 @@ def sections() -> dict[str, list[Any]]:
             st.Page("pages/partitions.py", title="Partitions"),
             st.Page("pages/picks.py", title="Picks"),
         ],
+        "Measure": [st.Page("pages/studies.py", title="Studies")],
     }
 
 

@@ -1,0 +1,205 @@
+"""The Studies page without a browser: the form, its counts, a hand-made study, its figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from backend.jobs import Jobs
+from backend.study.spec import StudySpec
+from backend.study.work import make_study, study_job
+from cache_store import study_files
+from cache_store.study import TIMINGS
+from pages.parts import backstage, sitemap
+from tests.pages.conftest import HOSTILE, ROOT, Open
+
+SPEC: dict[str, Any] = {
+    "title": "A small study",
+    "ratios": [0.5, 0.9],
+    "measures": ["score", "agreement", "latency"],
+    "tasks": [{"task": "passkey", "count": 1, "options": {"length": [100, 200], "depth": [0, 1]}}],
+    "policies": [
+        {"policy": "snapkv"},
+        {"policy": "snapkv", "options": {"window": 8}},
+        {"policy": "streaming_llm"},
+    ],
+}
+
+
+@pytest.fixture
+def open_at(monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Opens the page at an address, as a cold link does."""
+
+    def open_at(page: str, /, **query: str | list[str]) -> AppTest:
+        monkeypatch.setattr(sitemap, "FIRST_PAGE", f"pages/{page}.py")
+        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180)
+        for key, value in query.items():
+            app.query_params[key] = value
+        return app.run()
+
+    return open_at
+
+
+def made(home: Path, finished: int, title: str = SPEC["title"]) -> str:
+    """A study of four prompts, `finished` of which have rows: SnapKV finds every second one."""
+    spec = StudySpec.from_dict({**SPEC, "title": title})
+    study_id = make_study(home, spec)
+    folder = study_files.study_folder(home, study_id)
+    examples = [
+        {
+            "example_id": f"passkey-{i}",
+            "task": "passkey",
+            "context": f"The passkey is 12345. {HOSTILE}",
+            "question": "\nQuestion: What is the passkey?\nAnswer:",
+            "answers": '["12345"]',
+            "scoring": "digit_share",
+            "max_new_tokens": 8,
+            "facts": json.dumps({"length": 100 * (1 + i // 2), "depth": i % 2}),
+        }
+        for i in range(4)
+    ]
+    study_files.write_examples(folder, examples)
+    for index in range(finished):
+        rows = [_row(spec, cell, examples[index], index) for cell in spec.cells()]
+        study_files.write_part(folder, index, rows)
+    if finished == 4:
+        study_files.merge(folder)
+    return study_id
+
+
+def _row(spec: StudySpec, cell: Any, example: dict[str, Any], index: int) -> dict[str, Any]:
+    full = cell.policy is None
+    score = 1.0 if full or (cell.policy.key == "snapkv" and index % 2 == 0) else 0.0
+    return {
+        "example_id": example["example_id"],
+        "task": "passkey",
+        "policy": "Full cache" if full else cell.policy.name,
+        "policy_key": "full" if full else cell.policy.key,
+        "options": "{}" if full else json.dumps(dict(cell.policy.choice["options"])),
+        "ratio": cell.ratio or 0.0,
+        "repeat": 0,
+        "response": f" {HOSTILE}",
+        "score": score,
+        "agreement": score,
+        "cache_bytes": 1e6 * (1 - (cell.ratio or 0)),
+        "peak_bytes": 1.1e6 * (1 - (cell.ratio or 0)),
+        "prompt_tokens": 100,
+        "response_tokens": 8,
+        "simulated": False,
+        "error": "Out of memory." if index == 1 and not full else None,
+        "depth": float(index % 2),
+        "length": 100 * (1 + index // 2),
+        "facts": example["facts"],
+        "seed": spec.seed,
+        **dict.fromkeys(TIMINGS, 2.0),
+    }
+
+
+def said(app: AppTest) -> str:
+    elements = (*app.caption, *app.markdown, *app.warning, *app.text, *app.error)
+    return "\n".join(str(element.value).replace("\\", "") for element in elements)
+
+
+def fine(app: AppTest) -> bool:
+    return not app.exception and not app.error and not app.warning
+
+
+def test_the_form_counts_what_it_will_run(home: Path, open_at: Open) -> None:
+    app = open_at("studies")
+    assert fine(app)
+    assert app.title[0].value == "What does compression cost, over many prompts?"
+    # one task of 6 prompts; the full cache and 5 policies at 3 ratios: 16 cells
+    values = [element.value for element in app.text]
+    assert values[:3] == ["6", "16", "96"]
+    ids = {button.key for button in app.button}
+    assert "study-start" in ids
+
+
+def test_a_mistake_is_one_sentence_and_nothing_starts(home: Path, open_at: Open) -> None:
+    app = open_at("studies")
+    sizes = next(element for element in app.text_input if element.label == "Sizes")
+    sizes.set_value("0.5, half").run()
+    assert [e.value.replace("\\", "") for e in app.error] == [
+        "'half' is not a number: write them as 1, 2, 3."
+    ]
+    assert app.button(key="study-start").disabled
+
+
+def test_a_study_starts_as_a_job_and_shows_itself(home: Path, open_at: Open) -> None:
+    app = open_at("studies")
+    app.button(key="study-start").click().run()
+    assert not app.exception and not app.error
+    study_id = app.query_params["study"]
+    study_id = study_id[0] if isinstance(study_id, list) else study_id
+    jobs: Jobs = backstage.jobs()
+    assert study_job(home, study_id).id in {job.id for job in jobs.jobs()}
+    assert "The first figures appear when the first prompt is finished." in said(app)
+    app.button(key="study-pause").click().run()
+    assert "paused" in jobs.get(study_job(home, study_id).id).status
+    app.button(key="study-resume").click().run()
+    assert not jobs.get(study_job(home, study_id).id).finished
+
+
+@pytest.mark.parametrize("finished", [1, 4])
+def test_every_panel_shows_something(home: Path, open_at: Open, finished: int) -> None:
+    study_id = made(home, finished)
+    app = open_at("studies", study=study_id)
+    for panel in ("Score", "Needles", "Bytes", "Time", "Differences", "Options"):
+        app.segmented_control(key="study_show").set_value(panel).run()
+        assert fine(app), (panel, app.exception, app.error)
+        assert app.get("plotly_chart"), panel
+
+
+def test_failures_are_listed_with_their_reasons(home: Path, open_at: Open) -> None:
+    app = open_at("studies", study=made(home, 4))
+    reasons = next(frame.value for frame in app.dataframe if "reason" in frame.value)
+    assert set(reasons["reason"]) == {"Out of memory."}
+    assert reasons["rows"].tolist() == [2, 2, 2]
+
+
+def test_a_prompt_shows_both_responses_and_can_be_captured(home: Path, open_at: Open) -> None:
+    study_id = made(home, 4)
+    app = open_at(
+        "studies", study=study_id, study_show="Prompts", study_policy="SnapKV", example="passkey-0"
+    )
+    assert fine(app)
+    assert "reference: 12345" in said(app)
+    app.button(key="study-capture").click().run()
+    assert fine(app)
+    job = next(job for job in backstage.jobs().jobs() if job.kind == "capture")
+    assert job.title == "passkey-0 of A small study"
+    spec = backstage.jobs().spec(job.id).params["spec"]
+    assert spec["context"].startswith("The passkey is 12345.") and spec["max_new_tokens"] == 8
+
+
+def test_cloning_fills_the_form_with_the_study(home: Path, open_at: Open) -> None:
+    app = open_at("studies", study=made(home, 4, HOSTILE))
+    assert not app.exception
+    app.button(key="study-clone").click().run()
+    assert fine(app)
+    title = next(element.value for element in app.text_input if element.label == "Title")
+    assert title == f"{HOSTILE}, changed"
+    values = [element.value for element in app.text]
+    assert values[:3] == ["4", "7", "28"]  # 2 lengths × 2 depths; 1 + 3 policies × 2 ratios
+
+
+def test_an_unknown_study_is_said(home: Path, open_at: Open) -> None:
+    app = open_at("studies", study="0123456789abcdef")
+    assert not app.exception
+    assert "no study" in said(app)
+
+
+def test_a_specification_can_be_pasted(home: Path, open_at: Open) -> None:
+    app = open_at("studies")
+    area = app.text_area[0]
+    area.set_value(StudySpec.from_dict({**SPEC, "title": "Pasted"}).to_toml()).run()
+    app.button(key="study-use-text").click().run()
+    assert fine(app)
+    assert [e.value for e in app.text][:3] == ["4", "7", "28"]
+    app.text_area[0].set_value("title = ").run()
+    app.button(key="study-use-text").click().run()
+    assert "not TOML" in said(app)
