@@ -59,8 +59,8 @@ def compose(
 
     scores: (layers, kv_heads, context), before the mean term of Eq. 16. The B_total =
     ⌊(1 − r)·L·N⌋ best slots over all layers are kept, each layer's first `min_per_layer` before
-    all others. `match="kvpress"` raises layer 0 to the largest layer's slots. Raises AnalysisError
-    where the total does not reach for the floor.
+    all others. `match="kvpress"` raises layer 0's slot scores to the best layer's. Raises
+    AnalysisError where the total does not reach for the floor.
     """
     ordered = compose_slots(scores, agg_head=agg_head, head_mean=head_mean)
     return at_ratio(ordered, compression_ratio, min_per_layer, match=match)
@@ -70,8 +70,8 @@ def compose_slots(scores: Any, *, agg_head: str = "mean", head_mean: bool = True
     """The part of `compose` that no ratio changes: slots and their scores, with nothing evicted."""
     import torch
 
-    from kvpolicies.allocations import slot_scores
     from kvpolicies.scores.attention import with_head_mean
+    from kvpolicies.slots import slot_scores
 
     values = torch.as_tensor(np.asarray(scores, np.float32))
     if head_mean:
@@ -89,18 +89,22 @@ def at_ratio(
     import torch
 
     from kvpolicies import PolicyError
-    from kvpolicies.allocations import slot_counts
+    from kvpolicies.slots import raise_first, slot_counts
 
     if match not in ("paper", "kvpress"):
         raise AnalysisError(f"Layer 0 matches the paper or kvpress, not {match!r}.")
     layers, context = composed.slot_scores.shape
     total = budget_total(layers, context, compression_ratio)
-    try:
-        counts = slot_counts(list(torch.from_numpy(composed.slot_scores)), total, min_per_layer)
-    except PolicyError as error:
-        raise AnalysisError(error.sentence) from error
+    slots = list(torch.from_numpy(composed.slot_scores))
     if match == "kvpress":
-        counts[0] = max(counts)
+        slots = raise_first(slots)
+    try:
+        counts = slot_counts(slots, total, min_per_layer)
+    except PolicyError as error:
+        raise AnalysisError(
+            f"{total:,} composite slots cannot give each of {layers:,} layers at least "
+            f"{min_per_layer} (min_per_layer); choose a smaller compression ratio or no least."
+        ) from error
     taken = np.array(counts, np.int64)
     return Composed(taken, composed.slots, composed.slot_scores, compression_ratio)
 
@@ -111,7 +115,7 @@ def counts_over_ratios(
     """N_ℓ at every ratio; int64 (ratios, layers). Ratios too high for the floor keep the floor."""
     import torch
 
-    from kvpolicies.allocations import slot_order
+    from kvpolicies.slots import slot_order
 
     layers, context = composed.slot_scores.shape
     order = slot_order(list(torch.from_numpy(composed.slot_scores)), min_per_layer).numpy()

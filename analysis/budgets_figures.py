@@ -280,7 +280,7 @@ def operator_effect(
 
 
 OVERRIDE = (
-    "The authors' contribution to kvpress gives layer 0 as many slots as the largest layer, "
-    "because the tools it plugs into take the cache's length from layer 0; the paper does not, and "
-    "the realised ratio is then lower than the one asked for."
+    "The authors' contribution to kvpress raises layer 0's slot scores to the best of all layers, "
+    "so that no layer keeps more than layer 0, from which tools take the cache's length; the other "
+    "layers pay for it. The paper does not."
 )

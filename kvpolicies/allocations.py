@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvpolicies.candidates import Candidates, keep_best, top_marked
 from kvpolicies.errors import PolicyError
+from kvpolicies.slots import raise_first, slot_counts, slot_scores
 
 
 class Allocation:
@@ -186,10 +187,9 @@ class Composite(Allocation):
         entries = sum(int(layer.counted().max()) for layer in candidates)
         total = sum(budgets) if share is None else math.floor(share * entries + 1e-9)
         total = max(0, min(total, entries) - sum(windows))
-        counts = slot_counts(slots, total, self.min_per_layer)
         if self.match == "kvpress":
-            counts[0] = max(count + window for count, window in zip(counts, windows, strict=True))
-            counts[0] = min(counts[0] - windows[0], len(slots[0]))
+            slots = raise_first(slots)
+        counts = slot_counts(slots, total, self.min_per_layer)
         return [
             keep_best(layer, window + count)
             for layer, window, count in zip(candidates, windows, counts, strict=True)
@@ -201,45 +201,6 @@ def _ranked_sorted(layer: Candidates) -> Tensor:
     shortest = int(layer.ranked.sum(1).min())
     scores = layer.scores.masked_fill(~layer.ranked, -math.inf)
     return torch.sort(scores, dim=1, descending=True)[0][:, :shortest]
-
-
-def slot_scores(ordered: Tensor, agg_head: str = "mean") -> Tensor:
-    """Eq. 19: score of composite slot k from each head's k-th best; (heads, m) -> (m,)."""
-    return ordered.amax(0) if agg_head == "max" else ordered.mean(0)
-
-
-def slot_counts(slots: Sequence[Tensor], total: int, min_per_layer: int = 1) -> list[int]:
-    """Eqs. 20-22: how many of each layer's slots are among the `total` best of all layers.
-
-    `slots` are per layer, best first. Every layer first takes `min_per_layer`; ties go to the
-    lower (layer, slot). Raises `PolicyError` when the total does not reach for that.
-    """
-    floors = [min(min_per_layer, len(layer)) for layer in slots]
-    if total < sum(floors):
-        raise PolicyError(
-            f"a composite budget of {total} slots cannot give each of {len(slots)} layers "
-            f"min_per_layer={min_per_layer}; raise the budget or set min_per_layer=0"
-        )
-    won = torch.bincount(slot_order(slots, min_per_layer)[:total], minlength=len(slots))
-    return [int(count) for count in won]
-
-
-def slot_order(slots: Sequence[Tensor], min_per_layer: int = 1) -> Tensor:
-    """Whose slot is taken first, second, ... as a total grows; int64 layers, one per slot.
-
-    Each layer's first `min_per_layer` come first, then all others by score.
-    """
-    lows = [min(min_per_layer, len(layer)) for layer in slots]
-    numbers = torch.arange(len(slots), device=slots[0].device)
-    owner = numbers.repeat_interleave(
-        torch.tensor(
-            [len(layer) - low for layer, low in zip(slots, lows, strict=True)],
-            device=numbers.device,
-        )
-    )
-    pool = torch.cat([layer[low:] for layer, low in zip(slots, lows, strict=True)])
-    first = numbers.repeat_interleave(torch.tensor(lows, device=numbers.device))
-    return torch.cat([first, owner[torch.sort(pool, descending=True, stable=True)[1]]])
 
 
 @allocation

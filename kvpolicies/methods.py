@@ -65,10 +65,18 @@ class Method:
 
         return SCORES[self.score].needs
 
+    def named(self, allocate: str, schedule: str) -> str:
+        """Its title, and in brackets the allocation and schedule that are not its own."""
+        given = ((allocate, self.allocate), (schedule, self.schedule))
+        words = {"every": "every W steps"}
+        others = [words.get(part, part.replace("_", " ")) for part, own in given if part != own]
+        return f"{self.title} ({', '.join(others)})" if others else self.title
+
 
 KVPRESS_WINDOW = Preset(
     {"window": 64, "kernel": 5, "pool": "mean"},
-    "kvpress looks through 64 queries and pools by the average of 5 instead of the maximum of 7.",
+    "kvpress looks through 64 queries and pools by the average of 5 instead of the maximum of 7; "
+    "the zeros it counts beyond both ends of the prompt are left out.",
 )
 ONCE = "kvpress evicts once, at the end of the prompt, and its cache grows afterwards"
 
@@ -152,8 +160,9 @@ METHODS = (
         presets={
             "released": Preset(
                 {"kernel": 5, "pool": "mean", "granularity": "query_head"},
-                "The authors' code repeats the keys for each query head, so that each keeps its "
-                "own entries, and unless told otherwise it pools by the average of 5.",
+                "The authors' code (FasterDecoding/SnapKV) repeats the keys for each query head, "
+                "so that each keeps its own entries, and unless told otherwise it pools by the "
+                "average of 5; the zeros it counts beyond both ends of the prompt are left out.",
             ),
             "kvpress": KVPRESS_WINDOW,
         },
@@ -172,13 +181,14 @@ METHODS = (
         presets={
             "released": Preset(
                 {"granularity": "query_head"},
-                "The authors' code repeats the keys for each query head, so that each keeps its "
-                "own entries.",
+                "The authors' code (Zefan-Cai/KVCache-Factory, run_longbench.py) repeats the keys "
+                "for each query head, so that each keeps its own entries.",
             ),
             "kvpress": Preset(
                 KVPRESS_WINDOW.options,
                 "kvpress looks through 64 queries and pools by the average of 5 instead of the "
-                "maximum of 7; that it also counts the window into the pyramid is not followed.",
+                "maximum of 7; its own pyramid, which is not rounded to whole steps and adds the "
+                "window to the budget, is not followed.",
             ),
         },
     ),
@@ -440,7 +450,8 @@ METHODS = (
             ),
             "kvpress": Preset(
                 {"match": "kvpress"},
-                "The authors' contribution to kvpress raises layer 0 to the largest layer's slots.",
+                "The authors' contribution to kvpress raises layer 0's slot scores to the best of "
+                "all layers, so that no layer keeps more than layer 0.",
             ),
         },
     ),
@@ -482,7 +493,9 @@ METHODS = (
         presets={
             "released": Preset(
                 {"group_reduce": "max"},
-                "The authors' code takes the largest attention of a group; here it is the mean.",
+                "The authors' code (snu-mllab/KVzip) takes the largest attention of a group, here "
+                "it is the mean; its instruction to repeat the context is not part of the second "
+                "reading here.",
             ),
             "kvpress": Preset(
                 {"chunk": 2048, "group_reduce": "max"},

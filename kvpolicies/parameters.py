@@ -217,7 +217,7 @@ PARAMETERS: dict[str, Parameter] = {
         Parameter(
             "match",
             "",
-            "'kvpress' raises layer 0's slots to the maximum over layers",
+            "'kvpress' raises layer 0's slot scores to the maximum over layers",
             "choice",
             "paper",
             choices=("paper", "kvpress"),

@@ -50,9 +50,11 @@ def test_compose_by_hand() -> None:
     assert compose(BY_HAND, 1 / 3).counts.tolist() == [3, 1]
     assert compose(BY_HAND, 0.5, min_per_layer=0).counts.tolist() == [3, 0]
     assert out.keep()[0].tolist() == [[True, False, True], [False, True, True]]
-    # kvpress: layer 0 is raised to the largest layer, here when the layers are swapped
+    # kvpress: with the layers swapped, layer 0's 2, 2, 2 are raised to 6, 4, 2 and win the ties
+    assert compose(BY_HAND[::-1], 0.5).counts.tolist() == [1, 2]
     raised = compose(BY_HAND[::-1], 0.5, match="kvpress")
-    assert raised.counts.tolist() == [2, 2] and raised.realised_ratio == pytest.approx(1 / 3)
+    assert raised.counts.tolist() == [2, 1] and raised.realised_ratio == pytest.approx(1 / 2)
+    assert raised.slot_scores.tolist() == [[2, 2, 2], [6, 4, 2]]
     with pytest.raises(AnalysisError, match="min_per_layer"):
         compose(BY_HAND, 0.8)
     with pytest.raises(AnalysisError, match="use 0 to 1"):

@@ -27,12 +27,17 @@ class Composite:
 
 
 def compose(
-    scores: Array, compression_ratio: float, min_per_layer: int = 1, agg_head: str = "mean"
+    scores: Array,
+    compression_ratio: float,
+    min_per_layer: int = 1,
+    agg_head: str = "mean",
+    match: str | None = None,
 ) -> Composite:
     """METHODS 6: plus the mean over KV heads (Eq. 16). Per head sort descending; composite slot
     `k` takes each head's `k`-th; slot score = mean over heads. `B_total = ⌊(1 − r)·L·N⌋` best
     slots over all layers, ties by (layer, slot). `min_per_layer`: those first slots of every layer
-    are taken first, the total stays `B_total`, and a total below `L·min_per_layer` is refused."""
+    are taken first, the total stays `B_total`, and a total below `L·min_per_layer` is refused.
+    `match="kvpress"`: layer 0's slots are raised to the maximum over layers before that."""
     scores = np.asarray(scores, dtype=np.float64)
     layers, heads, context = scores.shape
     total = whole((1 - compression_ratio) * layers * context)
@@ -51,7 +56,10 @@ def compose(
             ranked.append(importance[slots[layer, head]])
         slot_scores[layer] = reduce_rows(ranked, agg_head)
     counts = np.full(layers, least)
-    rest = [[float(s) for s in slot_scores[layer, least:]] for layer in range(layers)]
+    contest = [[float(s) for s in slot_scores[layer]] for layer in range(layers)]
+    if match == "kvpress":
+        contest[0] = [max(float(s) for s in slot_scores[:, k]) for k in range(context)]
+    rest = [contest[layer][least:] for layer in range(layers)]
     picked, gap = global_top(rest, total - layers * least)
     for layer in range(layers):
         counts[layer] += len(picked[layer])
@@ -157,17 +165,15 @@ def kvcompose(
     scope: str = "context",
 ) -> Outcome:
     """METHODS 6: each head keeps its own first `N_ℓ`. Question entries are never ranked or
-    evicted. `match="kvpress"` raises layer 0's slots to the maximum over layers."""
+    evicted."""
     context = context_of(trace, scope)
     result = outcome(trace)
     ratio = ratio_over(trace)
     if ratio <= 0:
         return result
     scores = context_scores(trace, source, agg_task, agg_group, value_norm)
-    chosen = compose(scores, ratio, min_per_layer, agg_head)
+    chosen = compose(scores, ratio, min_per_layer, agg_head, match)
     counts = [int(n) for n in chosen.counts]
-    if match == "kvpress":
-        counts[0] = max(counts)
     positions = list(range(context))
     for layer in range(trace.layers):
         mean = scores[layer].sum(axis=0) / trace.heads
