@@ -43,6 +43,7 @@ REASONS: dict[str, Category] = {
 # Okabe and Ito's palette in an order whose neighbours stay apart on light and dark ground.
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+REFERENCE_DASHES = {"oracle": "longdash", "belady": "longdash", "random": "dot"}
 PATTERNS = ("", "/", ".", "\\", "x", "-", "|", "+")
 SELECTED = "#E3342F"  # outline of the reader's own choice: seen on viridis, on white and on black
 
@@ -109,10 +110,11 @@ def series_pattern(index: int) -> str:
 def policy_colour(choice: Mapping[str, Any]) -> str:
     """The one colour of a policy on all pages: its catalogue row's, or one of `CUSTOM` by hash.
 
-    choice: a canonical choice (`kvpolicies.choice`). Budget and options do not change the colour.
+    choice: a canonical choice (`kvpolicies.choice`). Budget and options do not change the colour,
+    nor does the schedule of a reference, which is that of the policy it stands beside.
     """
     key = choice.get("key", "")
-    if key in POLICIES and not {"allocate", "schedule"} & set(choice):
+    if key in POLICIES and (key in REFERENCE_DASHES or not {"allocate", "schedule"} & set(choice)):
         return POLICIES[key]
     what = [choice.get(part) for part in ("key", "score", "allocate", "schedule", "masks")]
     return CUSTOM[zlib.crc32(repr(what).encode()) % len(CUSTOM)]

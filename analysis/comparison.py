@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.colours import DASHES
+from analysis.colours import DASHES, REFERENCE_DASHES
 from analysis.figure import Axis, Figure, Marker, Note, Series
 from analysis.rows import MEAN, Selection, chosen, chosen_layers
 from analysis.words import number, provenance, selection_words, source_words
 from cache_store.reader import Capture
-from kvpolicies.methods import catalogue
 
 if TYPE_CHECKING:
     from analysis.replays import PolicyRun, Replayed
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 BAND = (10, 90)  # percentiles
 LABELLED = 16  # as many whole numbers stand side by side below an axis
 MAX_BANDS = 2  # more bands than this cover one another
-REFERENCE_DASHES = {"oracle": "longdash", "belady": "longdash", "random": "dot"}
 NO_STEPS = "Nothing was generated in this run, so there is no step to show."
 NO_POLICIES = "No policy is chosen, so there is nothing to compare."
 
@@ -30,16 +28,6 @@ NO_POLICIES = "No policy is chosen, so there is nothing to compare."
 def is_reference(policy: Replayed | PolicyRun) -> bool:
     """Whether it is one of the references that the others are read against."""
     return policy.choice.get("key") in REFERENCE_DASHES
-
-
-def name_of(policy: Replayed | PolicyRun) -> str:
-    """Its title; a reference with another schedule stays "Oracle", not the parts it is made of."""
-    schedule = policy.choice.get("schedule")
-    if schedule is None or not is_reference(policy):
-        return policy.title
-    options = policy.title.partition(", ")[2]
-    named = f"{catalogue()[policy.choice['key']].title} {schedule.replace('_', ' ')}"
-    return f"{named}, {options}" if options else named
 
 
 def series_of(policies: Sequence[Replayed | PolicyRun]) -> tuple[Series, ...]:
@@ -51,7 +39,7 @@ def series_of(policies: Sequence[Replayed | PolicyRun]) -> tuple[Series, ...]:
             dash = REFERENCE_DASHES[policy.choice["key"]]
         else:
             dash, count = free[count % len(free)], count + 1
-        series.append(Series(name_of(policy), policy.colour, dash))
+        series.append(Series(policy.title, policy.colour, dash))
     return tuple(series)
 
 
@@ -133,7 +121,7 @@ def budget_words(policies: Sequence[Replayed]) -> str:
     for policy in policies:
         budget, realised = (policy.facts.get(n, math.nan) for n in ("budget", "realised_budget"))
         differs = not math.isnan(realised) and not abs(realised - budget) < 0.5
-        told.append(name_of(policy) + f" ({number(realised)} entries realised)" * differs)
+        told.append(policy.title + f" ({number(realised)} entries realised)" * differs)
     return "; ".join(told)
 
 
@@ -178,7 +166,7 @@ def compared(
         caption=" ".join(
             part for part in (empty, caption, more, left_out if exempt else "") if part
         ),
-        alt=lines_alt(f"{y.label}, {what}", x, [name_of(p) for p in policies], arrays["y"]),
+        alt=lines_alt(f"{y.label}, {what}", x, [p.title for p in policies], arrays["y"]),
         note=note,
         provenance=provenance(
             capture, policies=[policy.choice for policy in policies], **selection

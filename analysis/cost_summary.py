@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from analysis.comparison import mean_over, name_of, pooled
+from analysis.comparison import mean_over, pooled
 from analysis.distances import distance_to, reference_of
 from analysis.rows import MEAN
 from cache_store.reader import Capture
@@ -82,7 +82,7 @@ def _summary_row(
 
     mass, regret = over(policy.mass_kept), over(policy.regret_step)
     row: dict[str, str | float] = {
-        "policy": name_of(policy),
+        "policy": policy.title,
         "entries": _mean(over(policy.counts())),
         "mass_kept": _mean(mass),
         "mass_kept_worst": float(np.nanmin(mass)) if np.isfinite(mass).any() else math.nan,

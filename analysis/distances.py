@@ -12,12 +12,12 @@ from analysis.comparison import (
     compared,
     lines_of,
     mean_over,
-    name_of,
     step_axis,
     step_marker,
     touched_layers,
 )
 from analysis.errors import AnalysisError
+from analysis.eviction_codes import held
 from analysis.figure import Axis, Figure, Note
 from analysis.rows import MEAN, Selection
 from cache_store.reader import Capture
@@ -125,7 +125,8 @@ def _same(choice: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 def distance_to(capture: Capture, replayed: Replayed, reference: Replayed) -> pd.DataFrame:
     """How far a policy is from a reference, one row per touched layer and step 0 … T.
 
-    Columns: layer; step; jaccard, share of kept entries in common, mean over heads;
+    Columns: layer; step; jaccard, share of kept entries in common (attended to, where a policy
+    only selects), mean over heads;
     mass_difference, attention mass kept minus the reference's, mean over query heads (NaN at
     step 0, which no query follows).
     """
@@ -176,12 +177,13 @@ def distance_over_steps(
         capture,
         replayeds,
         lines_of(replayeds, rows, steps + 1),
-        title=f"{title} {name_of(reference)}",
+        title=f"{title} {reference.title}",
         x=step_axis(steps, first=0),
         y=Axis(label, unit=unit, range=limits),
         what="mean over all layers" if layer == MEAN else f"layer {layer}, mean over its heads",
         note=DISTANCE_NOTE,
         spread="layers",
+        more=_selecting(replayeds) if measure == "jaccard" else "",
         markers=step_marker(step, steps),
         figure="distance_over_steps",
         reference=reference.choice,
@@ -192,15 +194,45 @@ def distance_over_steps(
 
 def _jaccard(capture: Capture, first: Replayed, second: Replayed) -> np.ndarray:
     """|a ∩ b| / |a ∪ b| of what is cached after each step, 1 where neither holds anything;
-    float64 (layers, heads, T + 1)."""
+    float64 (layers, heads, T + 1). Of a policy that only selects, what the step attends to."""
     heads = max(first.evicted_at.shape[1], second.evicted_at.shape[1])
-    one, other = (
-        np.repeat(policy.evicted_at, heads // policy.evicted_at.shape[1], axis=1)
-        for policy in (first, second)
-    )
     info = capture.info
+    if only_selects(first) or only_selects(second):
+        return np.stack(
+            [
+                _shared(*(_repeated(held(policy, step), heads) for policy in (first, second)))
+                for step in range(info.response_length + 1)
+            ],
+            axis=-1,
+        )
+    one, other = (_repeated(policy.evicted_at, heads) for policy in (first, second))
     both = _cached(np.minimum(one, other), info.prompt_length, info.response_length)
     either = _cached(np.maximum(one, other), info.prompt_length, info.response_length)
+    return np.where(either > 0, both / np.maximum(either, 1), 1.0)
+
+
+def _selecting(policies: Sequence[Replayed]) -> str:
+    """What is compared of policies whose cache holds everything."""
+    names = [policy.title.partition(",")[0] for policy in policies if only_selects(policy)]
+    if not names:
+        return ""
+    verb = "evicts" if len(names) == 1 else "evict"
+    return f"{' and '.join(names)} {verb} nothing: compared is what each step attends to."
+
+
+def only_selects(policy: Replayed) -> bool:
+    """Whether a policy chooses what each step attends to without evicting anything."""
+    return policy.visible is not None and bool((policy.evicted_at > policy.response_length).all())
+
+
+def _repeated(values: np.ndarray, heads: int) -> np.ndarray:
+    """One row per query head where the other policy has its own set for each of them."""
+    return np.repeat(values, heads // values.shape[1], axis=1)
+
+
+def _shared(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """|a ∩ b| / |a ∪ b| over the last axis, 1 where both are empty."""
+    both, either = (one & other).sum(-1), (one | other).sum(-1)
     return np.where(either > 0, both / np.maximum(either, 1), 1.0)
 
 

@@ -16,7 +16,7 @@ from analysis.colours import policy_colour
 from analysis.errors import AnalysisError, NeedsJob
 from cache_store.derived_writer import derived_path
 from cache_store.reader import Capture, CaptureInfo, Derived
-from kvpolicies.choice import canonical, passes_of, title
+from kvpolicies.choice import canonical, passes_of, policy_of, title
 from kvpolicies.errors import PolicyError
 from kvpolicies.methods import catalogue
 
@@ -94,14 +94,6 @@ class Replayed:
         """What one head's cache holds after a step; bool (P + T,)."""
         return (self.evicted_at[layer, head] > step) & self._born(step)
 
-    def kept_share(self, step: int) -> np.ndarray:
-        """Share of the layers and heads that hold each position after a step; float (P + T,).
-
-        Layers that the policy does not touch count only where it touches none.
-        """
-        layers = ~self.exempt if not self.exempt.all() else slice(None)
-        return (self.evicted_at[layers] > step).mean((0, 1)) * self._born(step)
-
     def counts(self, step: int | None = None) -> np.ndarray:
         """Entries held after a step (default: the last); int64 (L, H)."""
         step = self.response_length if step is None else step
@@ -138,7 +130,7 @@ def replayed(capture: Capture, choice: Mapping[str, Any]) -> Replayed:
 
     Raises NeedsJob when it was not computed (kind "replay"), or when a recording that it needs is
     missing, which comes first (kind "lookahead", "second_reading" or "model_facts"), and
-    AnalysisError for a choice that is none.
+    AnalysisError for a choice that is none or that this run's lengths make impossible.
     """
     form = _canonical(choice)
     spec = {"policy": form}
@@ -148,6 +140,7 @@ def replayed(capture: Capture, choice: Mapping[str, Any]) -> Replayed:
             raise AnalysisError(
                 f"This run has no imported keep-masks {form['masks']!r}; import them first."
             )
+        _refuse_impossible(form, capture.info)
         for kind, recording in _passes(form, capture.info):
             if not derived_path(capture.path.parent, kind, recording).exists():
                 raise _needs_recording(capture, form, kind, recording)
@@ -159,7 +152,7 @@ def policy_run(capture: Capture, choice: Mapping[str, Any]) -> PolicyRun:
     """The stored live run of a chosen policy.
 
     Raises NeedsJob (kind "policy_run") when it was not run, and AnalysisError for a choice that is
-    none or that has no policy to run.
+    none, that has no policy to run or that cannot be run on this prompt.
     """
     form = _canonical(choice)
     if "masks" in form:
@@ -167,6 +160,7 @@ def policy_run(capture: Capture, choice: Mapping[str, Any]) -> PolicyRun:
     spec = {"policy": form}
     path = derived_path(capture.path.parent, "policy_run", spec)
     if not path.exists():
+        _refuse_impossible(form, capture.info, live=True)
         raise NeedsJob("policy_run", spec, policy_run_seconds(capture.info, form))
     return _read_run(path, capture.id)
 
@@ -203,6 +197,23 @@ def _canonical(choice: Mapping[str, Any]) -> dict[str, Any]:
 def _passes(form: dict[str, Any], info: CaptureInfo) -> list[tuple[str, dict[str, Any]]]:
     try:
         return passes_of(form, has_rotary="rotary" in info.settings)
+    except PolicyError as error:
+        raise AnalysisError(error.sentence) from error
+
+
+def _refuse_impossible(form: dict[str, Any], info: CaptureInfo, live: bool = False) -> None:
+    """Say at once what a job could only fail with, however often it is tried."""
+    if "masks" in form:
+        return
+    from kvpolicies.plan import Plan, Shape, ranked_length
+
+    try:
+        policy = policy_of(form)
+        if live:
+            policy.check_live()
+        ranked = ranked_length(policy, info.prompt_length, info.context_length)
+        lengths = (info.prompt_length, ranked, info.response_length)
+        Plan(policy, Shape(info.layers, info.kv_heads, info.query_heads, *lengths)).check()
     except PolicyError as error:
         raise AnalysisError(error.sentence) from error
 

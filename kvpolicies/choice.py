@@ -186,13 +186,12 @@ def title(choice: Choice) -> str:
 
 
 def _method_title(form: Mapping[str, Any]) -> str:
-    method = catalogue()[form["key"]] if "key" in form else None
-    if method is not None and not {"allocate", "schedule"} & set(form):
-        return method.title
-    score = form["score"] if method is None else method.score
-    allocate = form.get("allocate") or (method.allocate if method else "")
-    schedule = form.get("schedule") or (method.schedule if method else "")
-    return f"{score} × {allocate} × {schedule}"
+    if "key" not in form:
+        return f"{form['score']} × {form['allocate']} × {form['schedule']}"
+    method = catalogue()[form["key"]]
+    return method.named(
+        form.get("allocate", method.allocate), form.get("schedule", method.schedule)
+    )
 
 
 def _method(given: Mapping[str, Any]) -> Method | None:

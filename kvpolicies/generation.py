@@ -21,6 +21,7 @@ from kvpolicies.cache import EvictingCache
 from kvpolicies.errors import PolicyError
 from kvpolicies.model_facts import output_norms
 from kvpolicies.passes import feed, look_ahead, read_again
+from kvpolicies.plan import ranked_length
 from kvpolicies.policy import Policy, build
 from kvpolicies.result import Result
 from kvpolicies.view import Extras
@@ -134,10 +135,8 @@ class _Runner:
             raise PolicyError(
                 f"context_length is {context}, outside 0 to the prompt's {length} tokens"
             )
-        if policy.scope == "context" and context < 1:
-            raise PolicyError("scope='context' needs a context, and this prompt has none")
-        if "future" in policy.needs:
-            raise PolicyError(f"{policy.title} knows the future: it exists in replay only")
+        ranked_length(policy, length, context)
+        policy.check_live()
         self.model, self.prompt, self.policy, self.context = model, prompt, policy, context
         self.ends = ends
         self.extra = {"lookahead", "second_reading"} & set(policy.needs)

@@ -29,6 +29,16 @@ class Shape:
     response_length: int | None = None
 
 
+def ranked_length(policy: Policy, prompt_length: int, context_length: int) -> int:
+    """How many of the prompt's first positions may be evicted. Raises `PolicyError` for a policy of
+    the context where there is none."""
+    if policy.scope != "context":
+        return prompt_length
+    if context_length < 1:
+        raise PolicyError("scope='context' needs a context, and this prompt has none")
+    return context_length
+
+
 class Plan:
     """A policy's numbers for one run: budget, windows and the budget of each layer."""
 
@@ -98,6 +108,12 @@ class Plan:
         assert isinstance(self.schedule, PerPartition)
         budget = None if self.budget is None else self.layer_budget(layer)
         return self.schedule.kept_per_partition(self.shape.ranked, self.sink, budget)
+
+    def check(self) -> None:
+        """Raises `PolicyError` where no keep-set of this run can have the policy's budget."""
+        if isinstance(self.schedule, PerPartition):
+            for layer in range(self.shape.layers):
+                self.kept_per_partition(layer)
 
     @property
     def evicts(self) -> bool:

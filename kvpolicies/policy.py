@@ -95,6 +95,11 @@ class Policy:
             return int(getattr(self.score, "window"))  # noqa: B009
         return self.schedule.interval if isinstance(self.schedule, Every) else 0
 
+    def check_live(self) -> None:
+        """Raises `PolicyError` for a policy that no model can run."""
+        if "future" in self.needs:
+            raise PolicyError(f"{self.title} knows the future: it exists in replay only")
+
     def __str__(self) -> str:
         if self.budget is not None:
             return f"{self.title}, budget {self.budget}"
@@ -251,11 +256,8 @@ def _own_key(method: Method | None, score: str, allocate: str | None, schedule: 
 
 
 def _title(method: Method | None, score: Any, allocation: Any, schedule: Any) -> str:
-    if (
-        method is not None
-        and _own_key(method, score.name, allocation.name, schedule.name) == method.key
-    ):
-        return method.title
+    if method is not None and method.score == score.name:
+        return method.named(allocation.name, schedule.name)
     return f"{score.name} × {allocation.name} × {schedule.name}"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvpolicies.attention import BLOCK_CELLS, attention_rows, scaled_logits
 from kvpolicies.entries import RecordedEntries
 from kvpolicies.errors import PolicyError
-from kvpolicies.plan import Plan, Shape
+from kvpolicies.plan import Plan, Shape, ranked_length
 from kvpolicies.prefill import finish_prefill
 from kvpolicies.result import Result
 from kvpolicies.run import LayerRun
@@ -51,11 +51,8 @@ class _Replay:
         self.touched = touched_layers(
             [trace.window_of(layer) for layer in range(trace.layers)], trace.length
         )
-        cut = policy.scope == "context"
         assert trace.context_length is not None
-        if cut and trace.context_length < 1:
-            raise PolicyError("scope='context' needs a context, and this prompt has none")
-        ranked = trace.context_length if cut else trace.prompt_length
+        ranked = ranked_length(policy, trace.prompt_length, trace.context_length)
         self.plan = Plan(
             policy,
             Shape(

@@ -25,7 +25,7 @@ from analysis.costs import (
 from analysis.errors import AnalysisError
 from analysis.figure import Figure
 from analysis.plotly_renderer import to_plotly
-from analysis.replays import Replayed
+from analysis.replays import PackedVisible, Replayed
 from cache_store.reader import Capture
 from kvpolicies.choice import policy_of
 from kvpolicies.methods import catalogue
@@ -153,7 +153,7 @@ def test_a_reference_with_a_schedule_keeps_its_name(open_capture: Opener) -> Non
     oracle = oracle_choice(H2O)
     assert oracle is not None
     figure = mass_kept(capture, [made_replay(made, oracle)], 0, 0)
-    assert figure.series[0].name == "Oracle every step, budget 8"
+    assert figure.series[0].name == "Oracle (every step), budget 8"
 
 
 @edges
@@ -247,6 +247,37 @@ def test_distance_is_the_jaccard_of_the_kept_sets(
             mass = [policy.mass_kept[row.layer, :, row.step - 1].mean() for policy in (one, other)]
             assert row.mass_difference == pytest.approx(mass[0] - mass[1], abs=1e-6)
     assert len(frame) == made.layers * (made.response_length + 1)
+
+
+def test_a_policy_that_only_selects_is_compared_by_what_it_attends_to(
+    open_capture: Opener,
+) -> None:
+    made, capture = open_capture("grouped")
+    kept = made_replay(made)
+    seen = np.random.default_rng(5).random(
+        (made.layers, made.query_heads, made.response_length + 1, made.length)
+    )
+    seen = seen < 0.4
+    quest = made_replay(
+        made,
+        {"key": "quest", "options": {"budget": 32}},
+        evicted_at=np.full_like(kept.evicted_at, made.response_length + 1),
+        visible=PackedVisible(np.packbits(seen, axis=-1), made.length),
+    )
+    frame = distance_to(capture, quest, kept).set_index(["layer", "step"])["jaccard"]
+    group = made.query_heads // made.kv_heads
+    for layer, step in frame.index:
+        shares = []
+        for head in range(made.kv_heads):
+            there = range(made.prompt_length + step)
+            asked = seen[layer, head * group : (head + 1) * group, step].any(0)
+            one = {position for position in there if asked[position]}
+            other = {p for p in there if kept.evicted_at[layer, head, p] > step}
+            shares.append(len(one & other) / len(one | other))
+        assert frame[layer, step] == pytest.approx(np.mean(shares), abs=1e-6)
+    figure = distance_over_steps(capture, [quest, kept], kept)
+    assert "Quest evicts nothing: compared is what each step attends to." in figure.caption
+    assert "evict" not in distance_over_steps(capture, [kept], kept).caption
 
 
 def test_a_policy_is_at_no_distance_from_itself(open_capture: Opener) -> None:

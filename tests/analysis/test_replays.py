@@ -78,7 +78,6 @@ def test_what_is_kept_counted_one_by_one(capture: Capture) -> None:
     found = replayed(capture, SNAPKV)
     for step in (0, 1, 7, STEPS):
         counts = np.zeros((LAYERS, HEADS), int)
-        share = np.zeros(LENGTH)
         for layer in range(LAYERS):
             for head in range(HEADS):
                 kept = found.kept(layer, head, step)
@@ -86,11 +85,8 @@ def test_what_is_kept_counted_one_by_one(capture: Capture) -> None:
                     here = evicted_at[layer, head, position] > step
                     assert kept[position] == here
                     counts[layer, head] += here
-                    if layer == 0:  # the other layer is exempt
-                        share[position] += here / HEADS
                 assert not kept[PROMPT + step :].any()
         assert (found.counts(step) == counts).all()
-        np.testing.assert_allclose(found.kept_share(step), share)
     assert (found.counts() == found.counts(STEPS)).all()
 
 
@@ -152,6 +148,18 @@ def test_what_is_no_policy_is_refused(choice: dict[str, Any], capture: Capture) 
         replayed(capture, choice)
 
 
+def test_what_no_job_could_do_is_refused_at_once(capture: Capture) -> None:
+    lag = {"key": "lagkv", "options": {"budget": 20, "sink": 4, "lag": 8}}
+    with pytest.raises(AnalysisError, match="the attainable range is 16 to 40"):  # S + L + 36 mod L
+        replayed(capture, {**lag, "options": {**lag["options"], "budget": 15}})
+    with pytest.raises(NeedsJob):
+        replayed(capture, lag)
+    with pytest.raises(AnalysisError, match="attainable range"):
+        policy_run(capture, {**lag, "options": {**lag["options"], "budget": 15}})
+    with pytest.raises(AnalysisError, match="knows the future"):
+        policy_run(capture, {"key": "oracle", "options": {"budget": 8}})
+
+
 def test_imported_masks_are_called_by_their_file(capture: Capture) -> None:
     folder = capture.path.parent
     with DerivedWriter(folder, "keep_masks", {"source": "ab12"}) as writer:
@@ -204,6 +212,7 @@ def test_a_colour_belongs_to_the_policy_whatever_its_options() -> None:
     assert policy_colour({**custom, "options": {"budget": 3}}) == policy_colour(custom)
     assert policy_colour(custom) in CUSTOM
     assert policy_colour({"key": "h2o", "schedule": "after_prefill"}) in CUSTOM
+    assert policy_colour({"key": "oracle", "schedule": "every_step"}) == POLICIES["oracle"]
 
 
 LOOK = """
@@ -212,7 +221,7 @@ from analysis.replays import replayed
 from cache_store.reader import Capture
 
 with Capture.open(sys.argv[1]) as capture:
-    replayed(capture, {"key": "snapkv", "options": {"budget": 8}}).kept_share(3)
+    replayed(capture, {"key": "snapkv", "options": {"budget": 8}}).counts(3)
 loaded = {"torch", "transformers", "streamlit"} & set(sys.modules)
 assert not loaded, loaded
 """

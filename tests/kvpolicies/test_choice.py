@@ -223,9 +223,10 @@ def test_titles_name_the_budget_and_what_is_not_the_default() -> None:
     assert title(ratio) == "L2 norm, 75% evicted"
     custom = {"score": "position", "allocate": "uniform", "schedule": "every_step"}
     assert title(custom) == "position × uniform × every_step"
-    assert title({"key": "h2o", "schedule": "after_prefill"}) == (
-        "cumulative_attention × uniform × after_prefill"
-    )
+    assert title({"key": "h2o", "schedule": "after_prefill"}) == "H2O (after prefill)"
+    moved = {"key": "snapkv", "allocate": "pyramid", "options": {"budget": 64}}
+    assert title(moved) == "SnapKV (pyramid), budget 64"
+    assert str(policy_of(moved)) == title(moved)
 
 
 def test_passes_are_those_that_a_live_run_makes() -> None:
