@@ -81,6 +81,11 @@ def task_attention(
     layers = touched(source)
     for number, layer in enumerate(layers):
         trace = trace_from(source, [layer], second_reading=tokens == "context")
+        if tokens == "question" and (trace.context_length or 0) >= trace.prompt_length:
+            raise AnalysisError(
+                "This prompt has no question after its context, whose attention could count; "
+                "choose another source."
+            )
         with torch.inference_mode():
             try:
                 parts.append([part.numpy() for part in score.task(_view(trace))])

@@ -75,10 +75,9 @@ def score_curves(
     lines, series = [], []
     for form in FORMS:
         for index, one in enumerate(chosen):
-            own = (
-                (np.zeros_like(places), places) if over_mri else (places, np.full(len(places), one))
-            )
-            lines.append(score_terms(*own, form, h1, h2)[term])
+            nothing, same = np.zeros_like(places), np.full_like(places, one)
+            waited, longest = (nothing, places) if over_mri else (places, same)
+            lines.append(score_terms(waited, longest, form, h1, h2)[term])
             name = FORMS[form] if over_mri else f"{FORMS[form]}, MRI {one}"
             series.append(Series(name, _COLOURS[form], _DASHES[index + len(_DASHES) - len(chosen)]))
     text, waited, longest = _points(capture, pause, mri)

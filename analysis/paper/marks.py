@@ -35,7 +35,7 @@ def draw_lines(axes: Axes, figure: Figure, style: Style) -> list[Any]:
     """Lines with their bands; returns the legend's entries."""
     lines = figure.arrays["y"]
     x = places(figure.x, lines.shape[1])
-    drawn = []
+    drawn: list[Any] = []
     points = figure.arrays.get("point_series", np.empty(0))
     for index, series in enumerate(figure.series):
         colour = series.colour or series_colour(index)
