@@ -17,7 +17,7 @@ import torch
 from backend.memory import out_of_memory
 from backend.models import LoadedModel, load
 from backend.prefill import prefill_chunk
-from backend.progress import CancelCheck, Cancelled, Progress, ProgressCallback
+from backend.progress import CancelCheck, ProgressCallback, Watch
 from backend.sources import ModelError
 from backend.spec import MAX_LOOKAHEAD, CaptureSpec
 from backend.text import TextStream
@@ -117,7 +117,7 @@ class Passes:
         loaded: LoadedModel | None = None,
     ) -> None:
         self.folder = folder
-        self.watch = _Watch(progress or (lambda _: None), cancelled or (lambda: False))
+        self.watch = Watch(progress, cancelled)
         self._given = loaded
         self._held: tuple[tuple[int, str], EvictingCache, torch.Tensor] | None = None
 
@@ -176,7 +176,7 @@ class Passes:
     def loaded(self) -> LoadedModel:
         """The captured model, as it was then."""
         if self._given is None:
-            self.watch.phase("load", 1)
+            self.watch.begin("load", 1)
             self._given = captured_model(self.info)
         return self._given
 
@@ -205,7 +205,7 @@ class Passes:
 
     @contextlib.contextmanager
     def _watching(self, phase: str, layers: int) -> Iterator[None]:
-        self.watch.phase(phase, layers)
+        self.watch.begin(phase, layers)
         with observing(self.loaded.model, self.watch):
             yield
 
@@ -255,9 +255,9 @@ class Passes:
     def _model_facts(self, writer: DerivedWriter, spec: dict[str, Any]) -> None:
         info, model = self.info, self.loaded.model
         norms = np.zeros((info.layers, info.query_heads, info.length), np.float32)
-        self.watch.phase("model facts", info.layers)
+        self.watch.begin("model facts", info.layers)
         for layer in range(info.layers):
-            self.watch.one_done()
+            self.watch.advance()
             values = torch.from_numpy(self.capture.states(layer, "v")).to(model.device)
             norms[layer] = output_norms(model, layer, values).cpu().numpy()
         writer.add_array("output_norms", norms)
@@ -317,28 +317,3 @@ def _check_lookahead(policy: Policy) -> None:
             f"{policy.title} cannot draft a lookahead: it needs {' and '.join(sorted(further))} "
             "itself; choose a policy such as snapkv."
         )
-
-
-class _Watch:
-    """Counts the layers of the model as they run, reports them, and stops between two of them."""
-
-    def __init__(self, report: ProgressCallback, cancelled: CancelCheck) -> None:
-        self._report, self._cancelled = report, cancelled
-        self._phase, self._done, self._total = "", 0, 1
-
-    def phase(self, name: str, total: int) -> None:
-        self._phase, self._done, self._total = name, 0, total
-        self.check()
-        self._report(Progress(name, 0, total))
-
-    def check(self) -> None:
-        if self._cancelled():
-            raise Cancelled
-
-    def one_done(self) -> None:
-        self.check()
-        self._done = min(self._done + 1, self._total)
-        self._report(Progress(self._phase, self._done, self._total))
-
-    def __call__(self, layer: int, *states: Any, **terms: Any) -> None:
-        self.one_done()

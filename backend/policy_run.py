@@ -23,7 +23,7 @@ from backend.generation import TokenChooser
 from backend.memory import out_of_memory
 from backend.models import LoadedModel
 from backend.passes import captured_model
-from backend.progress import CancelCheck, Cancelled, Progress, ProgressCallback
+from backend.progress import CancelCheck, ProgressCallback, Watch
 from backend.replays import Columns, fact_columns, policy_spec
 from backend.sources import ModelError
 from backend.spec import CaptureSpec
@@ -71,9 +71,9 @@ def run_policy(
         if writer.exists:
             return writer.path
         with Capture.open(folder / CAPTURE_FILE) as capture, _in_words(capture.info):
-            watch = _Watch(progress or (lambda _: None), cancelled or (lambda: False))
+            watch = Watch(progress, cancelled)
             run = _Run(capture, policy_of(spec["policy"]), watch)
-            watch.begin("load", 1)
+            watch.begin("load", 1, by_layer=False)
             write_all(writer, run.results(loaded or captured_model(capture.info)))
             watch.check()
         return writer.finish()
@@ -128,7 +128,7 @@ class _Measured:
 class _Run:
     """The passes over one prompt, and what comes of them."""
 
-    def __init__(self, capture: Capture, policy: Policy, watch: _Watch) -> None:
+    def __init__(self, capture: Capture, policy: Policy, watch: Watch) -> None:
         self.info, self.policy, self.watch = capture.info, policy, watch
         tokens = capture.tokens()
         prompt = self.info.prompt_length
@@ -183,7 +183,7 @@ class _Run:
 
         def on_token(step: int, token: int) -> None:
             if step == 1:
-                self.watch.begin(f"{name}, response", total)
+                self.watch.begin(f"{name}, response", total, by_layer=False)
             self.watch.advance()
 
         return generate(
@@ -300,33 +300,3 @@ def compare(
         parts.append(torch.stack(numbers))
     whole = torch.cat(parts, 1).numpy() if parts else np.zeros((3, 0))
     return whole[0], whole[1], whole[2]
-
-
-class _Watch:
-    """Reports layers of a prompt and tokens of a response, and stops between two of them."""
-
-    def __init__(self, report: ProgressCallback, cancelled: CancelCheck) -> None:
-        self._report, self._cancelled = report, cancelled
-        self._phase, self._done, self._total, self._prompt = "", 0, 1, False
-
-    def begin(self, phase: str, total: int) -> None:
-        self._phase, self._done, self._total = phase, 0, total
-        self._prompt = phase.endswith("prompt")
-        self.check()
-        self._report(Progress(phase, 0, total))
-
-    def advance(self) -> None:
-        self.check()
-        self._done = min(self._done + 1, self._total)
-        self._report(Progress(self._phase, self._done, self._total))
-
-    def check(self) -> None:
-        if self._cancelled():
-            raise Cancelled
-
-    def __call__(self, layer: int, *states: Any, **terms: Any) -> None:
-        """Each attention call of the model: a layer of the prompt, or of one more token."""
-        if self._prompt:
-            self.advance()
-        else:
-            self.check()
