@@ -317,6 +317,18 @@ def test_a_failed_replay_says_why(two_runs: Path, open_page: Open) -> None:
     assert backstage.jobs().get(job.id).status == "queued"
 
 
+def test_what_no_replay_could_give_is_said_without_a_button(
+    two_runs: Path, open_page: Open
+) -> None:
+    app = open_page(run=RUN, p1="lagkv(budget=3,lag=4,sink=4)")
+    assert "the attainable range is" in "\n".join(str(element.value) for element in app.caption)
+    assert not [button for button in app.button if button.key == "ask-0"]
+    assert not backstage.jobs().jobs()
+    app = open_page(run=RUN, p1="oracle()", panel="Run it for real")
+    assert "it exists in replay only" in "\n".join(str(element.value) for element in app.caption)
+    assert not [button for button in app.button if button.key == "ask-live-0"]
+
+
 def test_every_panel_shows_what_is_replayed(two_runs: Path, open_page: Open) -> None:
     chosen = [
         {"key": "snapkv", "options": {"budget": 10, "window": 4}},
