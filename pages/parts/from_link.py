@@ -6,13 +6,17 @@ what they draw. Jobs that a figure waits for run in this process, one after the 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import streamlit as st
 from streamlit.logger import set_log_level
 
 from analysis.errors import AnalysisError, NeedsJob
@@ -48,30 +52,28 @@ def figure_at(link: str, wanted: str = "", *, home: str = "") -> Figure:
     where the link, its run or the figure does not exist.
     """
     page, query = _parts(link)
-    if home:
-        os.environ["KVSCOPE_HOME"] = home
     tried: set[str] = set()
-    for _ in range(ROUNDS):
-        seen = _shown(page, query, link)
-        missing = [
-            job
-            for key, job in seen.jobs.items()
-            if key not in tried and (wanted or KINDS[job[0].kind].lane == "short")
-        ]
-        if not missing or (wanted and _found(seen, wanted)):
-            break
-        for job, need in missing:
-            tried.add(job.id)
-            _run(job, need)
-    return with_sources(_chosen(seen, wanted), backstage.capture)
+    with _runs_of(home):
+        for _ in range(ROUNDS):
+            seen = _shown(page, query, link)
+            missing = [
+                job
+                for key, job in seen.jobs.items()
+                if key not in tried and (wanted or KINDS[job[0].kind].lane == "short")
+            ]
+            if not missing or (wanted and _found(seen, wanted)):
+                break
+            for job, need in missing:
+                tried.add(job.id)
+                _run(job, need)
+        return with_sources(_chosen(seen, wanted), backstage.capture)
 
 
 def figures_at(link: str, *, home: str = "") -> list[str]:
     """A line for every figure that a link shows, its key and title, and for every job that one
     which is not there yet waits for."""
-    if home:
-        os.environ["KVSCOPE_HOME"] = home
-    seen = _shown(*_parts(link), link)
+    with _runs_of(home):
+        seen = _shown(*_parts(link), link)
     return [
         *(f"{key}: {figure.title}" for key, (figure, _) in seen.figures.items()),
         *(
@@ -79,6 +81,23 @@ def figures_at(link: str, *, home: str = "") -> list[str]:
             for job, need in seen.jobs.values()
         ),
     ]
+
+
+@contextmanager
+def _runs_of(home: str) -> Iterator[None]:
+    """The runs that pages see; afterwards none of their files is held open."""
+    if home:
+        os.environ["KVSCOPE_HOME"] = home
+    folder = backstage.home()
+    if not folder.is_dir():
+        raise AnalysisError(
+            f"There is no folder {folder} with runs: name it with --home or KVSCOPE_HOME."
+        )
+    try:
+        yield
+    finally:
+        st.cache_resource.clear()
+        gc.collect()
 
 
 def _parts(link: str) -> tuple[str, dict[str, list[str]]]:

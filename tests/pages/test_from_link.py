@@ -75,3 +75,9 @@ def test_a_link_that_leads_nowhere_is_refused_in_one_sentence(
 ) -> None:
     with pytest.raises(AnalysisError, match=sentence):
         figure_at(link, wanted)
+
+
+def test_a_folder_that_is_not_there_is_not_made(home: Path) -> None:
+    with pytest.raises(AnalysisError, match=r"no folder .*nowhere with runs"):
+        figure_at("/attention?x=1", home=str(home / "nowhere"))
+    assert not (home / "nowhere").exists()
