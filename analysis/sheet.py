@@ -26,6 +26,16 @@ NARROWEST_IN = 1.2  # a panel below that shows nothing
 TITLE = "Figure sheet"
 
 
+def most_columns(venue: str) -> int:
+    """How many columns a venue has room for."""
+    width = VENUES[venue].width_in
+    return max(n for n in range(1, MAX_COLUMNS + 1) if _column_in(width, n) >= NARROWEST_IN)
+
+
+def _column_in(width: float, columns: int) -> float:
+    return (width - GAP_IN * (columns - 1)) / columns
+
+
 @dataclass(frozen=True)
 class Look:
     """How all figures of a sheet are set; None is what the venue asks for."""
@@ -60,7 +70,7 @@ class Look:
 
     def column_in(self) -> float:
         """The width of one column, in inches."""
-        return (VENUES[self.venue].width_in - GAP_IN * (self.columns - 1)) / self.columns
+        return _column_in(VENUES[self.venue].width_in, self.columns)
 
 
 @dataclass(frozen=True)
@@ -201,6 +211,17 @@ def renamed(sheet: Sheet, title: str, caption: str) -> Sheet:
     """With another title, and another caption of the whole."""
     title = _line(title, MAX_TITLE) or TITLE
     return dataclasses.replace(sheet, title=title, caption=_line(caption, MAX_CAPTION))
+
+
+def relooked(sheet: Sheet, **fields: Any) -> Sheet:
+    """With other fields of the look; a narrower venue takes no more columns than it has room for.
+
+    Raises AnalysisError for what cannot be set.
+    """
+    if fields.get("venue") in VENUES:
+        most = most_columns(fields["venue"])
+        fields = {"columns": min(sheet.look.columns, most)} | fields
+    return dataclasses.replace(sheet, look=dataclasses.replace(sheet.look, **fields))
 
 
 def to_dict(sheet: Sheet) -> dict[str, Any]:

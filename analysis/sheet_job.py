@@ -6,6 +6,7 @@ their files.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -20,12 +21,13 @@ from analysis.sheet_files import make, steps_of
 from cache_store.sheets import Sheets
 
 KIND = "figure_sheet"  # of the job
+_versions = functools.cache(versions)  # a page asks again every second
 
 
 def params_of(sheet_id: str, sheet: Sheet, form: str) -> dict[str, Any]:
     """Everything that decides the file: what is in the sheet now, its form, and the libraries."""
     told = to_dict(sheet) | {"removed": []}
-    return {"sheet_id": sheet_id, "sheet": told, "form": form, "versions": versions()}
+    return {"sheet_id": sheet_id, "sheet": told, "form": form, "versions": _versions()}
 
 
 def export_name(params: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import RendererAgg
@@ -141,10 +142,12 @@ def _pdf(host: Drawing, places: Sequence[Place], title: str, step: Callable[[], 
     page.newPage(width, height)
     vector = RendererPdf(page, RASTER_DPI, height, width)
     host.set_dpi(72)
-    host.draw(MixedModeRenderer(host, width, height, RASTER_DPI, vector))
+    canvas: Any = MixedModeRenderer(host, width, height, RASTER_DPI, vector)
+    host.draw(canvas)
     for place in places:
         drawn = _drawn(place, height, 72)
-        drawn.draw(MixedModeRenderer(drawn, width, height, RASTER_DPI, vector))
+        canvas = MixedModeRenderer(drawn, width, height, RASTER_DPI, vector)
+        drawn.draw(canvas)
         step()
     vector.finalize()
     page.finalize()

@@ -46,6 +46,7 @@ KINDS: dict[str, Kind] = {
     "derive": Kind("backend.jobs.registry:run_derive", "short"),
     "model_pass": Kind("backend.jobs.registry:run_model_pass", "run"),
     "analysis": Kind("analysis.heavy:run", "short"),
+    "figure_sheet": Kind("analysis.sheet_job:run", "short"),
     "study": Kind("backend.study.work:run_piece", "run", "backend.study.work:study_work"),
 }
 # Derived files that analysis computes by itself; only the worker imports it.

@@ -17,6 +17,7 @@ from backend.jobs import Jobs
 from backend.jobs.states import JOBS_FOLDER
 from cache_store.library import Library
 from cache_store.reader import Capture
+from cache_store.sheets import Sheets
 
 IMPORT_AFTER_S = 4.0  # the first page comes first
 
@@ -49,6 +50,11 @@ def runs(search: str = "", sort: str = "created") -> pd.DataFrame:
 def capture(run_id: str) -> Capture:
     """The open capture of a run. Raises StoreError when it cannot be read."""
     return library().open(run_id)
+
+
+def sheets() -> Sheets:
+    """The figure sheets beside the runs."""
+    return Sheets(home())
 
 
 @st.cache_resource(max_entries=4, show_spinner=False, on_release=lambda jobs: jobs.close())

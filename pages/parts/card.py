@@ -11,7 +11,7 @@ import streamlit as st
 
 from analysis.figure import Figure, Note
 from analysis.tables import to_latex, to_markdown
-from pages.parts import drawn, export_view, selection
+from pages.parts import drawn, export_view, selection, sheet_add
 from pages.parts.text import plain
 
 _FONT = '"Source Sans", sans-serif'  # the page's own
@@ -101,6 +101,7 @@ def actions(
     with st.container(horizontal=True, gap="small"):
         if figure is not None:
             export_view.popover(figure, key=key, name=name, link_values=link_values)
+            sheet_add.button(figure, key=key, link_values=link_values)
         with st.popover("Data", icon=":material/download:", type="tertiary", key=f"data-{key}"):
             downloads(table, key=key, name=name, title=figure.title if figure else "")
         with st.popover("Link", icon=":material/link:", type="tertiary", key=f"link-{key}"):

@@ -10,10 +10,12 @@ import streamlit as st
 from analysis.export import FORMS, export
 from analysis.figure import Figure
 from analysis.paper.venues import FAMILIES, LEGENDS, MM, VENUES, Style, colour_maps, style_for
+from analysis.sources import with_sources
 from cache_store.errors import KVScopeError
-from pages.parts import selection
+from pages.parts import backstage, selection
 from pages.parts.text import plain
 
+SOURCED = ("parquet", "figure", "provenance")
 _PREVIEW_DPI = 150
 
 
@@ -46,13 +48,18 @@ def _choices(figure: Figure, key: str, name: str, link: str) -> None:
         return
     st.download_button(
         f"Download {FORMS[form].suffix}",
-        data=lambda: export(figure, form, style, link),
+        data=lambda: export(_sourced(figure, form), form, style, link),
         file_name=f"kvscope-{name}.{FORMS[form].suffix}",
         mime=FORMS[form].mime,
         icon=":material/download:",
         key=f"save-{key}",
         on_click="ignore",
     )
+
+
+def _sourced(figure: Figure, form: str) -> Figure:
+    """With the hash of its runs' files, and more, where a file says where it comes from."""
+    return with_sources(figure, backstage.capture) if form in SOURCED else figure
 
 
 def _style(figure: Figure, key: str, form: str) -> Style:

@@ -19,6 +19,7 @@ _UNITS = {
     "decode": "token",
     "lookahead": "layer",
     "second reading": "layer",
+    "draw": "figure",
 }
 _DIALOG = "dialog_open"
 _WHOLE = "whole_app_runs"

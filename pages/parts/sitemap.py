@@ -21,6 +21,7 @@ ICONS = {
     "Partitions": ":material/view_column:",
     "Picks": ":material/checklist:",
     "Studies": ":material/science:",
+    "Figure sheet": ":material/view_quilt:",
 }
 
 
@@ -43,6 +44,7 @@ def sections() -> dict[str, list[Any]]:
             st.Page("pages/picks.py", title="Picks"),
         ],
         "Measure": [st.Page("pages/studies.py", title="Studies")],
+        "Paper": [st.Page("pages/figure_sheet.py", title="Figure sheet")],
     }
 
 
