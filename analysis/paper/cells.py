@@ -71,7 +71,7 @@ def colour_map(scale: ColourScale, style: Style) -> Colormap:
     if scale.name == SHADE:  # the more, the darker, and nothing is the paper's white
         if chosen in ("viridis", "cividis"):
             return mpl.colormaps[f"{chosen}_r"]
-        ends = ["#FFFFFF", "#5A5A5A" if chosen == "grey" else SHADED]
+        ends = ["#FFFFFF", "#8C8C8C" if chosen == "grey" else SHADED]
         return LinearSegmentedColormap.from_list(SHADE, ends)
     if chosen == "grey":
         return LinearSegmentedColormap.from_list("grey", ["#EEEEEE", "#000000"])

@@ -135,6 +135,8 @@ def draw_legend(
         return 0.0, 0.0, 1.0, top
     columns = 1 if beside else columns_of(names, style)
     place = {"above": "upper left", "below": "lower left", "right": "upper right"}[style.legend]
+    for part in ("handles", "labels"):  # matplotlib fills columns, a reader reads rows
+        looks[part] = [one for column in range(columns) for one in looks[part][column::columns]]
     looks |= {"loc": place, "bbox_to_anchor": (0, 0, 1, top), "ncols": columns}
     legend = drawn.legend(**looks)
     legend.set_in_layout(False)

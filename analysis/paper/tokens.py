@@ -190,10 +190,10 @@ def _evidence(style: Style) -> str:
 
 
 def _spans(pieces: list[Piece]) -> list[tuple[int, float, float]]:
-    """Token, left and right, in points, of each token on a line."""
+    """Token, left and right, in points, of each token on a line; its end hides hanging spaces."""
     spans: list[tuple[int, float, float]] = []
-    at = 0.0
-    for piece in pieces:
+    at, shown = 0.0, max((n for n, piece in enumerate(pieces) if not piece.space), default=-1)
+    for piece in pieces[: shown + 1]:
         right = at + 72 * piece.width
         if spans and spans[-1][0] == piece.token:
             spans[-1] = (piece.token, spans[-1][1], right)
