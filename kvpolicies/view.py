@@ -127,6 +127,24 @@ class View:
         queries = self.queries[:, -min(count, self.queries.shape[1]) :]
         return self.softmax(self.logits(queries), self.seen - queries.shape[1])
 
+    def sum_of_rows(self, count: int) -> Tensor:
+        """Attention that the newest `count` queries give together; float32 (query_heads, n).
+
+        One KV head after another: temporaries too large for the allocator to keep are taken from
+        the system and given back each time, which costs more than the arithmetic.
+        """
+        if not self.entries.aligned:
+            return self.rows(count).sum(1)
+        queries, keys = self.queries[:, -min(count, self.queries.shape[1]) :], self.entries.keys
+        total = queries.new_zeros((queries.shape[0], len(self.entries)), dtype=torch.float32)
+        group = queries.shape[0] // self.heads
+        for head in range(self.heads):
+            own = slice(head * group, (head + 1) * group)
+            states = LayerStates(queries[own], keys[head : head + 1], self.scaling, self.softcap)
+            for _, _, rows in row_blocks([states], self.seen - queries.shape[1]):
+                total[own, : rows.shape[2]] += rows.sum(1)
+        return total
+
     def softmax(self, logits: Tensor, first_query: int) -> Tensor:
         """Causal softmax of logits (query_heads, m, n), whose queries start at `first_query`.
 

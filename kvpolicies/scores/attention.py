@@ -33,7 +33,7 @@ class WindowAttention(Score):
         return self.window
 
     def score(self, view: View) -> Tensor:
-        received = view.reduce(view.rows(self.window).sum(1))  # (kv_heads, n)
+        received = view.reduce(view.sum_of_rows(self.window))  # (kv_heads, n)
         outside = received[:, : max(0, received.shape[1] - self.window)]
         return unranked_after(pooled(outside, self.kernel, self.pool), received.shape[1])
 

@@ -50,12 +50,12 @@ class Random(Score):
     seed: int = 0
 
     def score(self, view: View) -> Tensor:
-        positions = view.entries.positions
+        entries, positions = view.entries, view.entries.positions
+        length = len(entries) if entries.aligned else int(positions.max()) + 1
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + view.layer) % 2**63)
         # Drawn position by position, so that a longer text begins with the same numbers.
-        drawn = torch.rand((int(positions.max()) + 1, view.heads), generator=generator)
-        heads = torch.arange(view.heads, device=positions.device)[:, None]
-        return drawn.to(positions.device)[positions, heads]
+        drawn = torch.rand((length, view.heads), generator=generator).to(positions.device).T
+        return drawn.contiguous() if entries.aligned else drawn.gather(1, positions)
 
 
 @score
