@@ -45,7 +45,7 @@ class Fan:
     inner: dict[str, int] = field(default_factory=dict)  # by task: units done of its part
     done: int = 0
     succeeded: int = 0
-    failures: list[str] = field(default_factory=list)  # sentences
+    failures: list[tuple[dict[str, Any], str]] = field(default_factory=list)  # part, sentence
     stopped: str = ""  # a status, when no more parts are to be sent out
 
     def __post_init__(self) -> None:
@@ -64,22 +64,21 @@ class Fan:
             self.succeeded += 1
             self.done += int(part.get("units", 0))
         elif outcome["status"] == "failed":
-            self.failures.append(str(outcome["error"]))
+            self.failures.append((part, str(outcome["error"])))
             if not self.succeeded and len(self.failures) == HOPELESS:
                 self.stopped = self.stopped or "failed"
         elif not self.stopped:  # cancelled between two tokens, or the scheduler went away
             self.stopped = outcome["status"]
-            self.failures += [outcome["error"]] if outcome["error"] else []
+            self.failures += [(part, outcome["error"])] if outcome["error"] else []
 
     @property
     def error(self) -> str | None:
         """What failed, in one sentence."""
-        if not self.failures:
-            return None
         count = len(self.failures)
-        if count == 1:
-            return self.failures[0]
-        return f"{count} parts failed, the first for this reason: {self.failures[0]}"
+        if count == 0:
+            return None
+        first = self.failures[0][1]
+        return first if count == 1 else f"{count} parts failed, the first for this reason: {first}"
 
 
 class Fans:
@@ -108,11 +107,16 @@ class Fans:
         try:
             work = _work(record.spec, self._board.home)
         except Exception as error:
-            self._board.finish(job_id, "failed", sentence(error, self._board.home))
+            self._end(job_id, "failed", sentence(error, self._board.home))
             return
         before = self._fans.get(job_id)
+        if before is not None:
+            # A worker may have died after its part was written: the files know, not the worker.
+            before.failures = [item for item in before.failures if item[0] in work.parts]
         if not work.parts:
             self._end(job_id, "done", None)
+        elif before is not None and before.failures:
+            self._end(job_id, "failed", before.error)
         elif before is not None and before.work.parts == work.parts:
             self._end(job_id, "failed", "Its parts ended without leaving a result: run it again.")
         else:
@@ -147,8 +151,6 @@ class Fans:
         if fan.stopped:
             asked = fan.stopped in ("cancelled", "paused")
             self._end(job_id, fan.stopped, None if asked else fan.error)
-        elif fan.failures:
-            self._end(job_id, "failed", fan.error)
         else:
             self.begin(job_id)
 
