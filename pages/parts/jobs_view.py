@@ -10,6 +10,7 @@ from pages.parts import backstage
 from pages.parts.text import duration, number, plain, shorten, some
 
 ATTENTION = "pages/attention.py"
+STUDY = "study"  # what is finished of it is kept, whatever ends the rest
 _BUSY_S = 1.0
 _IDLE_S = 4.0
 _SHOWN = 8
@@ -20,6 +21,7 @@ _UNITS = {
     "lookahead": "layer",
     "second reading": "layer",
     "draw": "figure",
+    "running": "cell",
 }
 _DIALOG = "dialog_open"
 _WHOLE = "whole_app_runs"
@@ -124,8 +126,9 @@ def _actions(jobs: Jobs, job: JobState, where: str) -> None:
         st.page_link(
             ATTENTION, label="Open", icon=":material/grid_on:", query_params={"run": job.run_id}
         )
-    if job.status in ("failed", "cancelled", "lost"):
-        st.button("Run again", key=f"retry-{key}", on_click=_act, args=(jobs.retry, job.id))
+    if job.status in ("failed", "cancelled", "lost", "paused"):
+        label = "Resume" if job.kind == STUDY else "Run again"
+        st.button(label, key=f"retry-{key}", on_click=_act, args=(jobs.retry, job.id))
     st.button(
         "Dismiss", key=f"dismiss-{key}", type="tertiary", on_click=_act, args=(jobs.dismiss, job.id)
     )
@@ -167,8 +170,9 @@ def _status_words(job: JobState) -> str:
             else None
         )
         return f"Done in {duration(took)}." if took is not None else "Done."
-    if job.status == "cancelled":
-        return "Cancelled; nothing was kept."
+    if job.status in ("cancelled", "paused"):
+        kept = "what is finished is" if job.kind == STUDY else "nothing was"
+        return f"{job.status.capitalize()}; {kept} kept."
     if job.status == "lost":
         return job.error or "The app was stopped before this job ended."
     return job.error or "Failed without saying why."
