@@ -42,9 +42,9 @@ def _series(figure: Figure) -> pd.DataFrame:
     points = pd.DataFrame(
         {
             "series": names[places],
-            figure.x.name: figure.arrays["point_x"],
-            figure.y.name: figure.arrays["point_y"],
-            "text": list(figure.point_text) or [""] * len(places),
+            _whole(figure.x.name): figure.arrays["point_x"],
+            _whole(figure.y.name): figure.arrays["point_y"],
+            "text": [_whole(text) for text in figure.point_text] or [""] * len(places),
         }
     )
     lines = frame[~frame["series"].isin(names[np.unique(places)])]

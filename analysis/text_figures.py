@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def _positions(view: TokenView | EvictionView) -> np.ndarray:
     return np.arange(view.first, view.first + len(view.pieces))
 
 
-def _shared(view: TokenView | EvictionView) -> dict[str, object]:
+def _shared(view: TokenView | EvictionView) -> dict[str, Any]:
     """Tokens, the rules between the parts of the text, the outlined token, words and source."""
     stop = view.first + len(view.pieces)
     rules = [

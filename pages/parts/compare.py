@@ -30,6 +30,8 @@ def show(run_ids: list[str]) -> None:
     )
     facts.index.name = "Fact"
     st.dataframe(facts.reset_index(), hide_index=True, height="content", alt="Facts of both runs")
+    link = {"run": st.session_state.get("run"), run_table.PICK: run_ids}
+    card.actions(facts.reset_index, key="facts", name="comparison", link_values=link)
     label = selection.choice(
         "Measure", "measure", list(MEASURES.values()), MEASURES["entropy"], width=170
     )
@@ -40,11 +42,7 @@ def show(run_ids: list[str]) -> None:
             card.figure_card(
                 dataclasses.replace(figure, title=f"{name}: {figure.title.lower()}"),
                 key=f"compare-{run_id}",
-                link_values={
-                    "run": st.session_state.get("run"),
-                    run_table.PICK: run_ids,
-                    "measure": label,
-                },
+                link_values={**link, "measure": label},
                 height=360,
             )
 

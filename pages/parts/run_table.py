@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from pages.parts import selection
+from pages.parts import card, selection
 from pages.parts.text import plain, shorten, size, some
 
 SORTS = {
@@ -125,6 +125,7 @@ def table(runs: pd.DataFrame, search: str) -> pd.DataFrame:
             ),
         },
     )
+    card.actions(lambda: shown[columns], key="runs", name="runs", link_values=link_values())
     rows = [row for row in event["selection"]["rows"] if row < len(runs)]
     return runs.iloc[rows].reset_index(drop=True)
 

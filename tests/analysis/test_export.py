@@ -51,6 +51,14 @@ def test_every_text_survives_the_figure_file(text: str) -> None:
     assert same(hostile("scatter", text), read_figure(to_json(hostile("scatter", text))))
 
 
+@pytest.mark.parametrize("form", ["html", "csv", "parquet", "figure", "provenance"])
+@pytest.mark.parametrize("mark", MARKS)
+def test_no_text_stops_a_data_file(mark: str, form: str) -> None:
+    for text in HOSTILE:
+        content = export(hostile(mark, text), form)
+        assert content and (form != "html" or b"<script>alert(1)" not in content)
+
+
 def test_the_tables_are_the_figures_table() -> None:
     table = figure("raster").table()
     csv = pd.read_csv(io.BytesIO(export(figure("raster"), "csv")))

@@ -11,6 +11,7 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.errors import AnalysisError
+from analysis.export import export
 from analysis.figure_file import read_figure
 from backend.jobs.states import JOBS_FOLDER
 from cache_store.files import CAPTURE_FILE
@@ -25,6 +26,21 @@ def test_a_link_gives_the_figure_that_its_reader_saw(two_runs: Path) -> None:
     np.testing.assert_allclose(shown.arrays["shade"][:seen], row[:seen], atol=2e-3)
     assert np.isnan(shown.arrays["shade"][seen:]).all()
     assert "layer 1, head 2" in shown.title and shown.provenance["run"] == RUN
+
+
+@pytest.mark.parametrize(
+    ("link", "key"),
+    [
+        ("partitions?lagkv=What is kept", "lag-text"),
+        ("picks?step=3&budget=16&unit=entries", "sage-text"),
+        ("recurrence?step=3", "recurring-text"),
+    ],
+)
+def test_every_text_of_a_page_is_a_figure(two_runs: Path, link: str, key: str) -> None:
+    shown = figure_at(f"{link}&run={RUN}", key)
+    assert shown.mark == "text" and len(shown.point_text) == FIRST.length
+    assert shown.provenance["run"] == RUN and len(shown.provenance) > 5
+    assert b"%PDF" in export(shown, "pdf")[:8]
 
 
 def test_a_replay_that_a_figure_needs_is_made_first(
