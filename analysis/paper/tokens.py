@@ -96,9 +96,9 @@ def draw_tokens(axes: Axes, figure: Figure, style: Style, room_in: tuple[float, 
         if line.note:
             _say(axes, 0, base, line.note, LATER, style)
         at = 0.0
-        for word in _words(line.pieces, ink):
-            _say(axes, at, base, "".join(piece.text for piece in word), ink[word[0].token], style)
-            at += 72 * sum(piece.width for piece in word)
+        for run in _runs(line.pieces, ink):
+            _say(axes, at, base, "".join(piece.text for piece in run), ink[run[0].token], style)
+            at += 72 * sum(piece.width for piece in run)
         for token, left, right in _spans(line.pieces):
             box = _box(left, right, base - BOX[0] * size, base + BOX[1] * size)
             if ground := grounds[token]:
@@ -166,19 +166,19 @@ def _contrast(first: str, second: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def _words(pieces: list[Piece], ink: _Ink) -> list[list[Piece]]:
-    """Pieces that are set as one text, so that a word of several tokens is found as a word.
+def _runs(pieces: list[Piece], ink: _Ink) -> list[list[Piece]]:
+    """Pieces that are set as one text, so that words of several tokens are found as words.
 
     A change of ink ends it, and so does writing from right to left, which would swap the tokens.
     """
-    words: list[list[Piece]] = []
+    runs: list[list[Piece]] = []
     for piece in pieces:
-        joined = words and not words[-1][-1].space and ink[words[-1][-1].token] == ink[piece.token]
-        if joined and not (_leftwards(words[-1][-1].text) or _leftwards(piece.text)):
-            words[-1].append(piece)
+        joined = runs and ink[runs[-1][-1].token] == ink[piece.token]
+        if joined and not (_leftwards(runs[-1][-1].text) or _leftwards(piece.text)):
+            runs[-1].append(piece)
         else:
-            words.append([piece])
-    return words
+            runs.append([piece])
+    return runs
 
 
 def _leftwards(text: str) -> bool:

@@ -189,7 +189,7 @@ def test_grounds_darken_with_the_number_and_letters_stay_readable(colours: str) 
         "text",
         arrays={"shade": numbers},
         x=Axis("position", np.arange(40)),
-        point_text=("x ",) * 40,
+        point_text=("x\n",) * 40,
         markers=(),
     )
     axes = drawn_axes(shown, style_for(colour_map=colours))
