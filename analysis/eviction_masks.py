@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 PIXELS = 320  # cells a raster has at most across: fewer than pixels, or a browser leaves some out
 ROWS = 240
+KEPT = 16  # rasters in memory, a megabyte each: a look at four policies and the one before it
+_HELD = np.array([code not in (Code.NOTHING, Code.EVICTED, Code.UNSEEN) for code in Code])
 
 MASK_NOTE = Note(
     "Each column is one position of the text and each row one step: the colour and the letter say "
@@ -64,20 +68,19 @@ def mask(
     `step` is marked. More than `bins` positions are pooled so that the category rarest in the
     range wins a cell; the caption says so. Raises AnalysisError for what does not exist.
     """
-    entries = head_entries(replayed, layer, head)
     shown = check_range("position", positions, capture.info.length)
-    codes = codes_of(entries, _steps(replayed), *shown)
+    drawn = _mask(replayed, layer, head, *shown, bins)
     place = place_words(capture, replayed, layer, head)
     at = replayed.response_length if step is None else check_eviction_step(replayed, step)
     kept = int(held(replayed, at)[layer, head].sum())
-    what = "attended to at" if entries.attended is not None else "cached after"
+    what = "attended to at" if replayed.visible is not None else "cached after"
     states = f"{kept:,} of {replayed.prompt_length + at:,} entries {what} step {at:,}"
-    if entries.exempt:
+    if replayed.exempt[layer]:
         states = "the layer attends in a sliding window and is exempt from the policy"
     return _raster(
         capture,
         (replayed,),
-        codes,
+        drawn,
         shown,
         bins,
         title=f"{replayed.title}: {place}",
@@ -109,20 +112,14 @@ def mask_difference(
     """
     check_same_heads(first, second)
     shown = check_range("position", positions, capture.info.length)
-    steps = _steps(first)
-    codes = [
-        codes_of(head_entries(policy, layer, head), steps, *shown) for policy in (first, second)
-    ]
-    one, other = (_is_held(part) for part in codes)
-    difference = np.where(one & other, 1, np.where(one, 2, np.where(other, 3, 4))).astype(np.uint8)
-    difference[codes[0] == Code.NOTHING] = 0
+    drawn = _difference(first, second, layer, head, *shown, bins)
     at = first.response_length if step is None else check_eviction_step(first, step)
     here = np.bincount(_difference_at(first, second, layer, head, at), minlength=5)
     place = place_words(capture, first, layer, head)
     return _raster(
         capture,
         (first, second),
-        difference,
+        drawn,
         shown,
         bins,
         title=f"A: {first.title} · B: {second.title} · {place}",
@@ -140,10 +137,46 @@ def mask_difference(
     )
 
 
+@dataclass(frozen=True)
+class _Drawn:
+    """What of a raster no chosen step changes: its cells, and how often each code occurs."""
+
+    pooled: PooledCodes
+    steps: int
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, codes: np.ndarray, bins: int) -> _Drawn:
+        counts = np.bincount(codes.reshape(-1), minlength=len(Code))
+        return cls(pool_codes(codes, ROWS, bins), len(codes), counts)
+
+
+@lru_cache(maxsize=KEPT)
+def _codes(replayed: Replayed, layer: int, head: int, first: int, stop: int) -> np.ndarray:
+    steps = np.arange(replayed.response_length + 1)
+    return codes_of(head_entries(replayed, layer, head), steps, first, stop)
+
+
+@lru_cache(maxsize=KEPT)
+def _mask(replayed: Replayed, layer: int, head: int, first: int, stop: int, bins: int) -> _Drawn:
+    return _Drawn.of(_codes(replayed, layer, head, first, stop), bins)
+
+
+@lru_cache(maxsize=KEPT)
+def _difference(
+    first: Replayed, second: Replayed, layer: int, head: int, start: int, stop: int, bins: int
+) -> _Drawn:
+    codes = [_codes(policy, layer, head, start, stop) for policy in (first, second)]
+    one, other = (_is_held(part) for part in codes)
+    difference = np.where(one & other, 1, np.where(one, 2, np.where(other, 3, 4))).astype(np.uint8)
+    difference[codes[0] == Code.NOTHING] = 0
+    return _Drawn.of(difference, bins)
+
+
 def _raster(
     capture: Capture,
     policies: Sequence[Replayed],
-    codes: np.ndarray,
+    drawn: _Drawn,
     positions: tuple[int, int],
     bins: int,
     *,
@@ -155,7 +188,7 @@ def _raster(
     **selection: object,
 ) -> Figure:
     """A raster of codes (T + 1, positions) with what all of them say below and beside it."""
-    pooled = pool_codes(codes, ROWS, bins)
+    pooled = drawn.pooled
     place, states = words
     markers = _markers(capture, positions, step)
     return Figure(
@@ -168,10 +201,10 @@ def _raster(
         markers=markers,
         caption=(
             f"{place[0].upper()}{place[1:]}: {states}. Positions {span(*positions)}, steps "
-            f"0–{len(codes) - 1:,}, {_pooling_words(pooled)}. {budget_words(policies)}; "
+            f"0–{drawn.steps - 1:,}, {_pooling_words(pooled)}. {budget_words(policies)}; "
             f"{source_words(capture)}.{_line_words(markers)}"
         ),
-        alt=f"{title}: {states}. {_occurring(codes, categories)}",
+        alt=f"{title}: {states}. {_occurring(drawn.counts, categories)}",
         note=note,
         provenance=provenance(
             capture,
@@ -184,12 +217,8 @@ def _raster(
     )
 
 
-def _steps(replayed: Replayed) -> np.ndarray:
-    return np.arange(replayed.response_length + 1)
-
-
 def _is_held(codes: np.ndarray) -> np.ndarray:
-    return ~np.isin(codes, (Code.NOTHING, Code.EVICTED, Code.UNSEEN))
+    return _HELD[codes]
 
 
 def _difference_at(
@@ -244,9 +273,9 @@ def _pooling_words(pooled: PooledCodes) -> str:
     )
 
 
-def _occurring(codes: np.ndarray, categories: tuple[Category, ...]) -> str:
-    """Which categories take how much of the raster."""
-    counts = np.bincount(codes.reshape(-1), minlength=len(categories) + 1)[1:]
+def _occurring(counts: np.ndarray, categories: tuple[Category, ...]) -> str:
+    """Which categories take how much of the raster; counts by code."""
+    counts = counts[1 : len(categories) + 1]
     told = [
         f"{category.label} {number(round(100 * count / counts.sum(), 1))} %"
         for category, count in zip(categories, counts, strict=True)

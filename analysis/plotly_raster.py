@@ -102,10 +102,10 @@ def _answers(drawn: go.Figure, figure: Figure, lettered: bool) -> None:
     words = ["not there yet"]
     words += [f"{escaped(kind.letter)} {escaped(kind.label)}" for kind in figure.categories]
     worded = codes.size <= WORDED_CELLS
-    answers = np.array(words if worded else ["–", *letters[1:]], dtype=object)[codes]
+    answers = np.array(words if worded else ["–", *letters[1:]])[codes]
     shown = {}
     if lettered:
-        shown = {"text": np.array(letters, dtype=object)[codes], "texttemplate": "%{text}"}
+        shown = {"text": np.array(letters)[codes], "texttemplate": "%{text}"}
     drawn.add_heatmap(
         z=codes,
         x0=x[0],
@@ -114,13 +114,14 @@ def _answers(drawn: go.Figure, figure: Figure, lettered: bool) -> None:
         dy=y[1],
         colorscale=[[0, _FLAT], [1, _FLAT]],
         showscale=False,
-        hovertext=answers,
         hovertemplate=(
             f"{hover_line(figure.y, 'y', y[1])}<br>{hover_line(figure.x, 'x', x[1])}<br>"
             "<b>%{hovertext}</b><extra></extra>"
         ),
         **shown,
     )
+    # Checked, these texts become objects that are copied one by one whenever the figure is.
+    drawn.data[-1]._props["hovertext"] = answers
 
 
 def _legend_entry(drawn: go.Figure, category: Category) -> None:

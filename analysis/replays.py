@@ -49,7 +49,7 @@ class PackedVisible:
         return bits.view(np.bool_)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # the same one or not: figures are remembered by it
 class Replayed:
     """A policy replayed over a capture, with its cost against the full cache.
 

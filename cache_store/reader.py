@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,11 @@ class Capture(AttachedFile):
 
     def tokens(self) -> pd.DataFrame:
         """Position, token_id, text, segment, char_start, char_end of every token, in order."""
+        return self._tokens.copy(deep=False)
+
+    @cached_property
+    def _tokens(self) -> pd.DataFrame:
+        """Read once: nearly every figure names positions by their text."""
         return self.query(f"FROM {DATABASE}.token ORDER BY position").to_pandas()
 
     def prompt_text(self) -> str:
