@@ -84,7 +84,7 @@ def pages(rounds: int) -> Iterator[Result]:
 
 
 def eviction_page(rounds: int) -> Iterator[Result]:
-    seconds = probe("eviction", module="bench.page_probes", rounds=rounds)["seconds"]
+    seconds = probe("interactions", module="bench.eviction_probes", rounds=rounds)["seconds"]
     worst = max(seconds, key=lambda panel: seconds[panel])
     yield Result(
         "Another step, layer or head on the Eviction page, four policies replayed over 4,096 + 256 "
