@@ -1,4 +1,4 @@
-"""The other side of `python -m bench policy_compression`: kvpress, in its own environment.
+"""The other side of `python -m bench policy_compression studies`: kvpress, in its own environment.
 
     python -m venv .cache/kvpress
     .cache/kvpress/bin/pip install torch==2.13.0
@@ -7,10 +7,15 @@
 `bench.policy_probes` runs this file with that environment's Python and speaks to it in lines: it
 sends a key of KVScope's catalogue and reads the seconds that kvpress took, so that the two take
 turns on the same machine. The tensors come from a safetensors file.
+
+With the model's folder alone it answers whole studies through kvpress's own pipeline: a line of
+JSON {"context", "question", "answer_prefix", "policies", "ratios", "max_new_tokens"} gives the
+seconds it took and the answers, policy by policy and ratio by ratio.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from typing import Any
@@ -21,6 +26,7 @@ from kvpress import (  # type: ignore[import-not-found]  # not in this environme
     ExpectedAttentionPress,
     KnormPress,
     KVComposePress,
+    KVPressTextGenerationPipeline,
     KVzipPress,
     LagKVPress,
     PyramidKVPress,
@@ -30,7 +36,7 @@ from kvpress import (  # type: ignore[import-not-found]  # not in this environme
     TOVAPress,
 )
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 
 def presses(ratio: float) -> dict[str, Any]:
@@ -80,7 +86,30 @@ class Kvpress:
         return time.perf_counter() - start
 
 
+def answer_studies(model_folder: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    if tokenizer.bos_token is None:
+        tokenizer.bos_token = ""  # the pipeline puts one in front
+    model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
+    answering = KVPressTextGenerationPipeline(model=model, tokenizer=tokenizer)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        how = {name: asked[name] for name in ("question", "answer_prefix", "max_new_tokens")}
+        start, answers = time.perf_counter(), []
+        for ratio in asked["ratios"]:
+            held = presses(ratio)
+            for policy in asked["policies"]:
+                found = answering(asked["context"], press=held[policy], **how)
+                answers.append((policy, ratio, found["answer"]))
+        seconds = time.perf_counter() - start
+        print("answers " + json.dumps({"seconds": seconds, "answers": answers}), flush=True)
+
+
 def main() -> None:
+    if len(sys.argv) == 2:
+        answer_studies(sys.argv[1])
+        return
     model_folder, tensors, ratio, repeats = sys.argv[1:]
     kvpress = Kvpress(model_folder, tensors, float(ratio), int(repeats))
     print("ready", flush=True)
