@@ -16,6 +16,7 @@ from cache_store.errors import StoreError
 
 CAPTURE_FILE = "capture.duckdb"
 DERIVED_FOLDER = "derived"
+STUDIES = "studies"
 PARTIAL = ".partial"
 LOCK = ".lock"
 TRASH = ".trash-"
@@ -219,6 +220,9 @@ def sweep_partials(home: Path) -> list[Path]:
                 removed.append(folder)
         elif is_run_id(folder.name):
             removed += _sweep_run(folder)
+        elif folder.name == STUDIES:
+            for study in sorted(folder.iterdir()):
+                removed += _sweep_run(study)
     return removed
 
 

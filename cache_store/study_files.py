@@ -23,9 +23,15 @@ import pyarrow.parquet as pq
 
 from cache_store.errors import StoreError
 from cache_store.file_writer import FileWriter, versions
-from cache_store.files import PARTIAL, publish_file, remove_anything, sync, write_atomically
+from cache_store.files import (
+    PARTIAL,
+    STUDIES,
+    publish_file,
+    remove_anything,
+    sync,
+    write_atomically,
+)
 
-STUDIES = "studies"
 RECORD = "study.json"
 EXAMPLES = "examples.parquet"
 PARTS = "parts"
@@ -228,7 +234,7 @@ def merge(folder: Path) -> Path:
 def _publish(path: Path, table: pa.Table) -> None:
     if path.exists():
         return
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         pq.write_table(table, draft, compression="zstd")
         sync(draft)

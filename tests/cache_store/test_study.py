@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cache_store.errors import StoreError
+from cache_store.files import sweep_partials
 from cache_store.study import (
     COLUMNS,
     StudyProgress,
@@ -109,9 +110,13 @@ def test_a_reader_opened_before_the_merge_goes_on(folder: Path) -> None:
 
 def test_what_a_kill_leaves_is_not_seen(folder: Path) -> None:
     write_examples(folder, [example(0), example(1)])
-    (folder / "parts" / ".00000.parquet.1a2b3c4d.partial").write_bytes(b"PAR1 half")
+    (folder / "parts" / ".00000.parquet.1a2b3c4d").write_bytes(b"PAR1 half")
+    half = folder / "study.duckdb.1a2b3c4d.partial"
+    half.write_bytes(b"half")
     assert missing_parts(folder) == [0, 1]
-    assert len(StudyReader(folder).rows()) == 0
+    assert len(StudyReader(folder).rows()) == 0 and not StudyReader(folder).complete
+    assert sweep_partials(folder.parents[1]) == [half] and not half.exists()
+    assert (folder / "examples.parquet").exists()
 
 
 def test_studies_are_listed_exported_and_deleted(folder: Path, tmp_path: Path) -> None:
