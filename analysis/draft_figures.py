@@ -71,6 +71,7 @@ def recall_over_draft_budget(
     *,
     full: Sequence[RankedWindows],
     before: Sequence[RankedWindows],
+    steps: int,
     colours: Mapping[str, str] | None = None,
     window: int = 0,
 ) -> Figure:
@@ -78,8 +79,9 @@ def recall_over_draft_budget(
     and of all its queries (solid), one colour per policy of that cache.
 
     drafts: by the policy's title and budget, `ranked_lengths` of each capture that has the draft;
-    full: the same of the full cache's own response; before: `ranked_windows` of the prompt's end,
-    of which the first window counts. Raises AnalysisError where no draft is recorded.
+    full: the same of the full cache's own response, of which the first `steps` queries count, as
+    many as the drafts have; before: `ranked_windows` of the prompt's end, of which the first window
+    counts. Raises AnalysisError where no draft is recorded.
     """
     same_model(captures)
     sizes = sorted({size for by_size in drafts.values() for size in by_size})
@@ -97,7 +99,8 @@ def recall_over_draft_budget(
                     line[place] = mean_over(rows)[-1 if last else 0]
             lines.append(line)
             series.append(Series(f"{name}, {told}", colour, dash))
-    best = float(mean_over(recall_of_heads(full, budget, None, None))[-1])
+    own = mean_over(recall_of_heads(full, budget, None, None))
+    best = float(own[np.searchsorted(full[0].labels, steps).clip(max=len(own) - 1)])
     least = float(mean_over(recall_of_heads(before, budget, None, None))[0])
     joined = f", joined with the prompt's last {window}" if window else ""
     return Figure(
@@ -114,7 +117,7 @@ def recall_over_draft_budget(
         ),
         caption=(
             f"B = {budget:,}{joined}, mean over all layers and KV heads. The response's own first "
-            f"queries reach {number(best)}, the prompt's last ones {number(least)}. "
+            f"{steps} queries reach {number(best)}, the prompt's last ones {number(least)}. "
             f"{captures_words(captures)}."
         ),
         alt=recall_alt(np.array(sizes), [line.name for line in series], np.stack(lines)),

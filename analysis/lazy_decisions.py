@@ -107,7 +107,10 @@ def evictions_table(
 def decision_summary(table: pd.DataFrame) -> pd.DataFrame:
     """Per form: decisions, evicted, returned (how many of them would have come back), share."""
     rows = []
-    for form, part in table.groupby("form", sort=False):
+    for form in FORMS.values():
+        part = table[table["form"] == form]
+        if part.empty:
+            continue
         evicted, returned = len(part), int((part["recurs_at"] > 0).sum())
         rows.append(
             {

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from analysis.replays import Replayed
 
 EVICTION_NOTE = Note(
-    "Each point is an entry that a decision evicts, at its position and step. Strong points are "
-    "those the full cache would have attended to again: the price of evicting them.",
+    "Each point is an entry that a decision evicts, at its position and step; pale ones are never "
+    "needed again. Strong ones return: the full cache would have attended to them again, which is "
+    "the price of evicting them.",
     "evicted every W steps: the lowest I among all but the last W; returns: A(t′, i) ≥ α at a "
     "later step t′ under the full cache",
     "LazyEviction, Figures 1 and 4(a)",
@@ -69,15 +70,16 @@ def evictions(
             "series": which[shown].astype(np.int64),
         },
         series=tuple(
-            Series(f"{name}, {told}", colour)
+            Series(f"{name}{told}", colour)
             for name, pair in zip(names, _EVICTED, strict=True)
-            for told, colour in zip(("never needed again", "returns"), pair, strict=True)
+            for told, colour in zip(("", ", return"), pair, strict=True)
         ),
-        markers=() if step is None else (Marker("y", y=step, label="step", selected=True),),
+        markers=() if step is None else (Marker("y", y=step, selected=True),),
         point_text=tuple(word for word, there in zip(text, shown, strict=True) if there),
         caption=(
             f"Evictions in KV head {kv_head} of layer {layer}, released against printed form; "
-            f"{returned:,} of {int(shown.sum()):,} return later. {source_words(capture)}."
+            f"{returned:,} of {int(shown.sum()):,} return later."
+            f"{'' if step is None else f' Red line: step {step:,}.'} {source_words(capture)}."
         ),
         alt=f"{int(shown.sum()):,} evictions, {returned:,} of entries that return later.",
         note=EVICTION_NOTE,

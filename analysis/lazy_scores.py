@@ -71,6 +71,8 @@ def score_curves(
     over_mri = term == "H2"
     reach = max(10, int((mri if over_mri else pause).max(initial=0)))
     places = np.unique(np.linspace(0, reach, CURVE_POINTS).round())
+    if over_mri:  # it changes at the first few, and is 0 at 0, where the logarithm ends
+        places = np.unique(np.geomspace(1, reach, CURVE_POINTS).round())
     chosen = (0,) if over_mri else _curves(mri)
     lines, series = [], []
     for form in FORMS:
@@ -80,7 +82,8 @@ def score_curves(
             lines.append(score_terms(waited, longest, form, h1, h2)[term])
             name = FORMS[form] if over_mri else f"{FORMS[form]}, MRI {one}"
             series.append(Series(name, _COLOURS[form], _DASHES[index + len(_DASHES) - len(chosen)]))
-    text, waited, longest = _points(capture, pause, mri)
+    drawn = mri > 0 if over_mri else mri >= 0
+    text, waited, longest = _points(capture, pause, mri, drawn)
     values = [score_terms(waited, longest, form, h1, h2)[term] for form in FORMS]
     lines += [np.full(len(places), np.nan, np.float32)] * len(FORMS)
     series += [Series(f"tokens, {FORMS[form]}", _COLOURS[form]) for form in FORMS]
@@ -89,7 +92,9 @@ def score_curves(
     return Figure(
         "lines",
         f"{term} over the {'recurrence interval' if over_mri else 'pause'}",
-        Axis("MRI" if over_mri else "pause t − TS", places, unit="steps"),
+        Axis("MRI", places, unit="steps", log=True)
+        if over_mri
+        else Axis("pause t − TS", places, unit="steps", range=(-0.01 * reach, 1.01 * reach)),
         Axis(term, range=(0.0, 2.05 if term == "I" else 1.05)),
         {
             "y": np.stack(lines),
@@ -101,7 +106,8 @@ def score_curves(
         point_text=tuple(text * 2),
         caption=(
             f"{len(pause):,} entries of KV head {kv_head} in layer {layer} after step {step:,}, "
-            f"under the full cache, {int((mri == 0).sum()):,} of them never active; {curves}"
+            f"under the full cache, {int((mri == 0).sum()):,} of them never active"
+            f"{', with H2 = 0' if over_mri else ''}; {curves}"
             f"{shapes}. {source_words(capture)}."
         ),
         alt=f"{term} of {len(pause):,} entries on its curves, in the released and printed form.",
@@ -135,16 +141,17 @@ def _mri_words(chosen: tuple[int, ...], mri: np.ndarray) -> str:
 
 
 def _points(
-    capture: Capture, pause: np.ndarray, mri: np.ndarray
+    capture: Capture, pause: np.ndarray, mri: np.ndarray, drawn: np.ndarray
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Each pair of pause and MRI once: which tokens have it, the pauses and the MRIs."""
-    pairs, which = np.unique(np.stack([pause, mri], 1), axis=0, return_inverse=True)
+    """Each pair of pause and MRI once, of what is drawn: which tokens have it, pauses and MRIs."""
+    tokens = np.flatnonzero(drawn)
+    pairs, which = np.unique(np.stack([pause[tokens], mri[tokens]], 1), axis=0, return_inverse=True)
     order = np.argsort(which.reshape(-1), kind="stable")
     starts = np.searchsorted(which.reshape(-1)[order], np.arange(len(pairs) + 1))
     pieces = token_pieces(capture)
     text = []
     for number, (waited, longest) in enumerate(pairs.tolist()):
-        own = order[starts[number] : starts[number + 1]]
+        own = tokens[order[starts[number] : starts[number + 1]]]
         named = ", ".join(f"{place:,} {visible(pieces[place])}" for place in own[:NAMED])
         more = f" and {len(own) - NAMED:,} more" if len(own) > NAMED else ""
         text.append(f"{named}{more} · pause {waited}, MRI {longest}")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 FULL = Series("full cache", "#7F7F7F", "dot")
 MEGABYTE = 1e6
+STAGES = {"prefill": 0, "compress": 2, "evict": 2, "decode": 3}  # as they come; passes are 1
 SIMULATED = "bytes of simulated runs are computed: their heads keep unequal numbers of entries"
 
 KL_NOTE = Note(
@@ -132,7 +133,8 @@ def latency_by_stage(capture: Capture, runs: Sequence[PolicyRun]) -> Figure:
 
     The full cache's bar is the mean of what the runs measured of it.
     """
-    stages = list(dict.fromkeys(str(name) for run in runs for name in run.stage["stage"]))
+    named = dict.fromkeys(str(name) for run in runs for name in run.stage["stage"])
+    stages = sorted(named, key=lambda name: STAGES.get(name, 1))
     bars = [_stage_seconds(run, stages, "seconds") for run in runs]
     names = [run.title for run in runs]
     if runs:

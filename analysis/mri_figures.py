@@ -79,7 +79,7 @@ def mri_cdf(
         Axis("share of tokens with at most this MRI", range=(0.0, 1.02)),
         arrays,
         series=(Series("cumulative share"),),
-        markers=(*_window_marker(whole, share), Marker("y", y=share, label=f"{share:.0%}")),
+        markers=(*_window_marker(whole, share), Marker("y", y=share, label=f"{100 * share:.0f} %")),
         caption=_distribution_caption(captures, whole, alpha, share, band),
         alt=_distribution_alt(whole, share),
         note=DISTRIBUTION_NOTE,
@@ -104,7 +104,7 @@ def _distribution_caption(
     return (
         f"α = {alpha}; {number(whole.share_above_one * 100)} % of the {whole.tokens:,} (layer, KV "
         f"head, token) that were ever active have MRI > 1, of {whole.considered:,} in all; "
-        f"{share:.0%} have an MRI of at most W = {whole.window(share)} steps{more}. "
+        f"{100 * share:.0f} % have an MRI of at most W = {whole.window(share)} steps{more}. "
         f"{captures_words(same_model(captures))}."
     )
 
@@ -113,14 +113,15 @@ def _distribution_alt(whole: Distribution, share: float) -> str:
     if not whole.tokens:
         return "No token was ever active."
     return (
-        f"Distribution of the maximum recurrence interval: {share:.0%} of {whole.tokens:,} tokens "
-        f"stay at or below {whole.window(share)} steps, the longest is {len(whole.counts) - 1}."
+        f"Distribution of the maximum recurrence interval: {100 * share:.0f} % of "
+        f"{whole.tokens:,} tokens stay at or below {whole.window(share)} steps, the longest is "
+        f"{len(whole.counts) - 1}."
     )
 
 
 MEASURES = {
     "share": ("tokens with MRI > 1", "share of the tokens that were ever active"),
-    "window": ("window that covers {share:.0%} of the tokens", "steps"),
+    "window": ("window that covers {percent:.0f} % of the tokens", "steps"),
 }
 
 
@@ -141,7 +142,7 @@ def mri_by_head(
     if measure not in MEASURES:
         raise AnalysisError(f"There is no measure {measure!r}; choose {', '.join(MEASURES)}.")
     label, unit = MEASURES[measure]
-    label = label.format(share=share)
+    label = label.format(percent=100 * share)
     counts = np.sum([~np.isnan(part) for part in values], axis=0)
     z = np.nansum(values, axis=0) / np.where(counts > 0, counts, np.nan)
     top = 1.0 if measure == "share" else max(2.0, float(np.nanmax(z, initial=1.0)))

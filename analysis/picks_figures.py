@@ -151,7 +151,8 @@ def _raster(
     tall, wide = pooled.block
     told = ""
     if tall * wide > 1:
-        told = f" Each cell is {wide} positions by {tall} rows, the rarest role wins."
+        rows = "" if tall == 1 else f" by {tall} rows"
+        told = f" Each cell is {wide} positions{rows}, the rarest role wins."
         y = y if tall == 1 else Axis(y.label, edges=pooled.y_edges, reversed=y.reversed)
     return Figure(
         "raster",

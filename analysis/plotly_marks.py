@@ -148,7 +148,7 @@ def _draw_points(drawn: go.Figure, figure: Figure, index: int) -> None:
         marker={
             "size": 6,
             "opacity": 0.6,
-            "symbol": index % 8,
+            "symbol": int(np.searchsorted(np.unique(figure.arrays["point_series"]), index)) % 8,
             "color": series.colour or series_colour(index),
         },
         text=text[taken] if len(text) else None,
@@ -170,6 +170,7 @@ def draw_area(drawn: go.Figure, figure: Figure) -> None:
             mode="lines",
             stackgroup="one",
             line={"color": colour, "width": 0.5},
+            fillcolor=colour,
             fillpattern={
                 "shape": series_pattern(index),
                 "fillmode": "overlay",

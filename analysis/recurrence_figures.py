@@ -65,7 +65,7 @@ def attention_map(
         Marker("cell", token.position, token.returned, circled(token.number)) for token in recurring
     ]
     if step is not None and 1 <= step <= steps:
-        markers.append(Marker("y", y=step, label="step", selected=True))
+        markers.append(Marker("y", y=step, selected=True))
     largest = float(np.nanmax(z))
     return Figure(
         "heatmap",
@@ -78,7 +78,8 @@ def attention_map(
         caption=(
             f"Attention of the {steps:,} generated tokens, the mean over the query heads of KV "
             f"head {kv_head} in layer {layer}, under the full cache; {len(recurring)} recurring "
-            f"tokens numbered.{pooling_words(length, columns)} {source_words(capture)}."
+            f"tokens numbered.{pooling_words(length, columns)}"
+            f"{'' if step is None else f' Red line: step {step:,}.'} {source_words(capture)}."
         ),
         alt=(
             f"Attention map of {steps:,} steps by {length:,} positions, largest weight "

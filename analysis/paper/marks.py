@@ -48,7 +48,7 @@ def draw_lines(axes: Axes, figure: Figure, style: Style) -> list[Any]:
                     s=(style.font_pt * 0.4) ** 2,
                     color=colour,
                     alpha=0.6,
-                    marker=SYMBOLS[index % len(SYMBOLS)],
+                    marker=SYMBOLS[int(np.searchsorted(np.unique(points), index)) % len(SYMBOLS)],
                     linewidths=0,
                     label=shown(series.name) or " ",
                     rasterized=len(own) > 20_000,

@@ -154,6 +154,7 @@ def recall_over_draft_budget(
         budget,
         full=[ranked_lengths(run, weighting, window, None) for run in runs],
         before=[_before(run, weighting) for run in runs],
+        steps=steps,
         colours=colours,
         window=window,
     )

@@ -20,13 +20,14 @@ from analysis import (
     recurrence_figures,
 )
 from analysis.figure import Figure
-from analysis.traces import layers_within
+from analysis.traces import layers_within, trace_from
 from pages.parts import backstage, eviction_looks, looks
 from pages.parts.backstage import captures
 
 if TYPE_CHECKING:
     from analysis.attention import TokenView
     from analysis.recurrence import Distribution, Recurring, Tracked
+    from kvpolicies import Trace
 
 Alpha = float | str
 Cell = tuple[int, int]
@@ -179,12 +180,21 @@ def score_curves(
     )
 
 
+@st.cache_resource(max_entries=2, show_spinner=False)
+def _layer_trace(run_id: str, layer: int) -> Trace:
+    """The states of one layer, read once for both forms and every α."""
+    return trace_from(backstage.capture(run_id), [layer])
+
+
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _decisions(
     run_id: str, layer: int, form: str, budget: int, window: int, alpha: Alpha
 ) -> lazy_decisions.LazyDecisions:
+    own = _layer_trace(run_id, layer)
+    exempt = own.window_of(0) is not None  # the capture then knows the layer by its own number
+    source, number = (backstage.capture(run_id), layer) if exempt else (own, 0)
     return lazy_decisions.lazy_decisions(
-        backstage.capture(run_id), layer, form, budget=budget, window=window, alpha=alpha
+        source, number, form, budget=budget, window=window, alpha=alpha
     )
 
 

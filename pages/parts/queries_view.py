@@ -31,7 +31,7 @@ DRAFTED = 8
 FEWEST = 5  # points that UMAP and t-SNE need
 _HEIGHT = 480
 MAP = "map-figure"
-LOOKAHEAD_WIDTH = 260
+LOOKAHEAD_WIDTH = 320
 TABLE_NOTE = Note(
     "The table measures the queries themselves, not their picture: the paper's claim holds where "
     "lookahead and response lie nearer than prompt window and response. A distance below the "
@@ -164,7 +164,7 @@ def _lookahead(
         "Lookahead",
         "draft",
         names,
-        names[0],
+        new if new in recorded or not recorded else list(recorded)[-1],
         per_run=True,
         format_func=lambda name: labels.get(name, name),
     )
@@ -224,7 +224,9 @@ def projected(look: Look) -> Figure | None:
 def _missing_lookahead(look: Look) -> None:
     """The button that records the chosen lookahead, where there is none yet."""
     if look.wanted is not None:
-        waiting.job_offer(look.wanted, look.run_id, "Record this lookahead", key="lookahead")
+        waiting.job_offer(
+            look.wanted, look.run_id, "This lookahead", key="lookahead", verb="Record it"
+        )
 
 
 def _distances(look: Look) -> None:

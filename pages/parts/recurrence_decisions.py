@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 WINDOW = 25  # the policy's own default
 EVICTED_COLUMNS = {
-    "form": "Form",
     "decisions": "Decisions",
     "evicted": "Evicted",
     "returned": "Return later",
@@ -172,7 +171,11 @@ def _summary(look: Look, budget: int, window: int) -> None:
             hide_index=True,
             alt="Evictions of both forms and how many of them return",
             column_config={
-                **{key: column.Column(words) for key, words in EVICTED_COLUMNS.items()},
+                "form": column.TextColumn("Form"),
+                **{
+                    key: column.NumberColumn(words, format="localized")
+                    for key, words in EVICTED_COLUMNS.items()
+                },
                 "share_returned": column.NumberColumn("Share", format="percent"),
             },
         )

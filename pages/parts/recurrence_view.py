@@ -149,8 +149,8 @@ def _window(look: Look) -> None:
         delta=recur,
         delta_color="off",
         delta_arrow="off",
-        help=f"The longest silence of {look.share:.0%} of the tokens that were ever active, over "
-        "all layers and KV heads; below it the share with MRI > 1.",
+        help=f"The longest silence of {100 * look.share:.0f} % of the tokens ever active, "
+        "over all layers and KV heads; below it the share with MRI > 1.",
     )
 
 
@@ -173,8 +173,9 @@ def show(look: Look) -> dict[str, str | Note]:
 def _settings(look: Look) -> str:
     """Which of the paper's settings are shown."""
     alpha = "as here" if look.alpha_text == ALPHA else f"here {look.alpha_text}"
-    rule = "as here" if look.share == SHARE else f"here {look.share:.0%}"
+    rule = "as here" if look.share == SHARE else f"here {100 * look.share:.0f} %"
     return (
         f"The paper takes α = {ALPHA} for DS-Llama-8B and 0.0001 for its Qwen models ({alpha}), "
-        f"lets W cover {SHARE:.0%} of the tokens ({rule}), and evicts every W steps, 25 on GSM8K."
+        f"lets W cover {100 * SHARE:.0f} % of the tokens ({rule}), and evicts every W steps, 25 on "
+        "GSM8K."
     )

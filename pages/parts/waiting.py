@@ -13,16 +13,18 @@ from pages.parts.text import duration, plain
 NEW_RUN = "pages/new_run.py"
 
 
-def job_offer(need: NeedsJob, run_id: str, title: str, *, key: str) -> None:
+def job_offer(
+    need: NeedsJob, run_id: str, title: str, *, key: str, verb: str = "Compute it"
+) -> None:
     """In place of the figure: what it costs, a button, and its progress once it is under way."""
     drawn.tell_job(derive_job(run_id, need.kind, need.spec, title), need)
     with st.container(border=True, key=f"offer-{key}"):
         st.markdown(f"**{plain(title)}**")
-        _offer(need, run_id, title, key)
+        _offer(need, run_id, title, key, verb)
 
 
 @st.fragment(run_every=1.0)
-def _offer(need: NeedsJob, run_id: str, title: str, key: str) -> None:
+def _offer(need: NeedsJob, run_id: str, title: str, key: str, verb: str) -> None:
     jobs = backstage.jobs()
     spec = derive_job(run_id, need.kind, need.spec, title)
     state = next((job for job in jobs.jobs() if job.id == spec.id), None)
@@ -36,7 +38,7 @@ def _offer(need: NeedsJob, run_id: str, title: str, key: str) -> None:
     st.caption(plain(need))
     if state is not None and state.status == "failed":
         st.caption(plain(state.error or "The last attempt failed."))
-    if st.button(f"Compute it (about {duration(max(1.0, need.seconds))})", key=f"compute-{key}"):
+    if st.button(f"{verb} (about {duration(max(1.0, need.seconds))})", key=f"compute-{key}"):
         st.session_state[waiting] = True
         try:
             jobs.submit(spec)

@@ -141,7 +141,7 @@ def test_stages_stack_to_the_time_of_the_run(open_capture: Opener) -> None:
     runs = [made_run(made, seed=1), made_run(made, choice=H2O, seed=2)]
     runs[1].stage.loc[1, "stage"] = "lookahead"
     figure = latency_by_stage(capture, runs)
-    assert [line.name for line in figure.series] == ["prefill", "evict", "decode", "lookahead"]
+    assert [line.name for line in figure.series] == ["prefill", "lookahead", "evict", "decode"]
     assert [text for _, text in figure.x.ticks] == [
         "SnapKV, budget 8",
         "H2O, budget 8",
@@ -150,9 +150,9 @@ def test_stages_stack_to_the_time_of_the_run(open_capture: Opener) -> None:
     heights = figure.arrays["y"]
     for bar, run in enumerate(runs):
         assert heights[:, bar].sum() == pytest.approx(sum(run.stage["seconds"]), rel=1e-5)
-    assert heights[3, 0] == 0 and heights[1, 1] == 0
-    assert heights[3, 1] == pytest.approx(runs[1].stage["seconds"][1], rel=1e-5)
-    np.testing.assert_allclose(heights[:, 2], [0.5, 0, 2.0, 0])
+    assert heights[1, 0] == 0 and heights[2, 1] == 0
+    assert heights[1, 1] == pytest.approx(runs[1].stage["seconds"][1], rel=1e-5)
+    np.testing.assert_allclose(heights[:, 2], [0.5, 0, 0, 2.0])
 
 
 @edges

@@ -152,7 +152,7 @@ def test_every_figure_of_every_capture(open_capture: Opener, kind: str) -> None:
         recall_by_head([capture], [solid], 3, 0, selected=(0, 0)),
         recall_over_length([capture], {"draft": [lengths]}, 3, window=2),
         recall_over_draft_budget(
-            [capture], {"SnapKV": {4: [lengths]}}, 3, full=[lengths], before=[solid]
+            [capture], {"SnapKV": {4: [lengths]}}, 3, full=[lengths], before=[solid], steps=3
         ),
     ]
     for figure in figures:
@@ -182,6 +182,7 @@ def test_recall_over_the_drafts_budget_by_hand(open_capture: Opener) -> None:
         2,
         full=[ranked(2, 2)],
         before=[ranked(0)],
+        steps=2,
         colours={"SnapKV": "#123456"},
     )
     assert figure.x.values.tolist() == [2, 4, 8]
@@ -195,7 +196,7 @@ def test_recall_over_the_drafts_budget_by_hand(open_capture: Opener) -> None:
     )
     assert [mark.y for mark in figure.markers] == [1.0, 0.0]
     with pytest.raises(AnalysisError, match="record one first"):
-        recall_over_draft_budget([capture], {}, 2, full=[ranked(2)], before=[ranked(0)])
+        recall_over_draft_budget([capture], {}, 2, full=[ranked(2)], before=[ranked(0)], steps=1)
 
 
 def test_shorter_windows_are_named(open_capture: Opener) -> None:

@@ -202,7 +202,8 @@ def test_tokens_lie_on_the_curves_of_both_forms(open_capture: Opener, term: str)
     for form in ("released", "printed"):
         own = figure.arrays["point_series"] == names.index(f"tokens, {form} form")
         points = zip(figure.arrays["point_x"][own], figure.arrays["point_y"][own], strict=True)
-        wanted = [(b if term == "H2" else a, expected(form, a, b)) for a, b in sorted(pairs)]
+        drawn = sorted(pair for pair in pairs if term != "H2" or pair[1])
+        wanted = [(b if term == "H2" else a, expected(form, a, b)) for a, b in drawn]
         np.testing.assert_allclose(list(points), wanted, atol=1e-5)
         lines = [n for n, name in enumerate(names) if name.startswith(f"{form} form")]
         # of the MRIs above 0, 2 and 5, the 10th percentile is 2, the others 5
@@ -210,6 +211,8 @@ def test_tokens_lie_on_the_curves_of_both_forms(open_capture: Opener, term: str)
             for place, value in zip(figure.x.values, figure.arrays["y"][line], strict=True):
                 own_pair = (0, int(place)) if term == "H2" else (int(place), longest)
                 assert value == pytest.approx(expected(form, *own_pair), abs=1e-5)
+    if term == "H2":
+        return
     text = figure.point_text[sorted(pairs).index((3, 0))]
     twins = [place for place in range(len(pause)) if (pause[place], mri[place]) == (3, 0)]
     assert f"and {len(twins) - 3} more · pause 3, MRI 0" in text
@@ -238,11 +241,11 @@ def test_another_share_proposes_another_window(open_capture: Opener) -> None:
         assert head_distributions(tracked, share)[1].tolist() == [[window]]
         whole = distribution([tracked])
         figure = mri_cdf([capture], [whole], alpha=0.1, share=share)
-        assert f"{share:.0%} have an MRI of at most W = {window} steps" in figure.caption
+        assert f"{100 * share:.0f} % have an MRI of at most W = {window} steps" in figure.caption
         grid = mri_by_head(
             [capture], [head_distributions(tracked, share)[1]], "window", layers=[0], share=share
         )
-        assert grid.title.startswith(f"Window that covers {share:.0%} of the tokens")
+        assert grid.title.startswith(f"Window that covers {100 * share:.0f} % of the tokens")
 
 
 def every_figure(capture: Any) -> Iterator[Any]:

@@ -109,7 +109,8 @@ def test_the_share_that_w_covers_moves_w(made: Synthetic, open_at: Open) -> None
         app.selectbox(key="share").set_value(share).run()
         assert fine(app)
         windows.append(int(app.metric[0].value.split()[0]))
-        assert f"{float(share):.0%} have an MRI of at most W = {windows[-1]} steps" in said(app)
+        covered = f"{100 * float(share):.0f} % have an MRI of at most W = {windows[-1]} steps"
+        assert covered in said(app)
     assert windows == sorted(windows)
     assert "counted from first activation" in said(app)
 
