@@ -35,17 +35,27 @@ def popover(figure: Figure, *, key: str, name: str, link_values: dict[str, Any])
 
 @st.fragment
 def _choices(figure: Figure, key: str, name: str, link: str) -> None:
-    """Options, the real rendering, and the download."""
-    form = st.selectbox(
-        "Format", list(FORMS), format_func=lambda form: FORMS[form].label, key=f"form-{key}"
-    )
+    """Options, the download, and the real rendering."""
+    with st.container(horizontal=True, gap="small"):
+        form = st.selectbox(
+            "Format",
+            list(FORMS),
+            format_func=lambda form: FORMS[form].label,
+            key=f"form-{key}",
+            width=190,
+        )
+        venue = _venue(key) if FORMS[form].paper else ""
     try:
-        style = _style(figure, key, form) if FORMS[form].paper else style_for()
-        if FORMS[form].paper:
+        style = _style(figure, key, form, venue) if venue else style_for()
+        _download(figure, form, style, key=key, name=name, link=link)
+        if venue:
             _preview(figure, style)
     except KVScopeError as error:
         st.error(plain(error))
-        return
+
+
+def _download(figure: Figure, form: str, style: Style, *, key: str, name: str, link: str) -> None:
+    """Above the rendering, so that it is seen without scrolling; makes the file when pressed."""
     st.download_button(
         f"Download {FORMS[form].suffix}",
         data=lambda: export(_sourced(figure, form), form, style, link),
@@ -62,11 +72,20 @@ def _sourced(figure: Figure, form: str) -> Figure:
     return with_sources(figure, backstage.capture) if form in SOURCED else figure
 
 
-def _style(figure: Figure, key: str, form: str) -> Style:
-    """The reader's choices; an empty width, height or font size is the venue's own."""
-    venue = st.selectbox(
-        "Venue", list(VENUES), format_func=lambda venue: VENUES[venue].label, key=f"venue-{key}"
+def _venue(key: str) -> str:
+    return str(
+        st.selectbox(
+            "Venue",
+            list(VENUES),
+            format_func=lambda venue: VENUES[venue].label,
+            key=f"venue-{key}",
+            width=200,
+        )
     )
+
+
+def _style(figure: Figure, key: str, form: str, venue: str) -> Style:
+    """The reader's choices; an empty width, height or font size is the venue's own."""
     usual = style_for(venue)
     with st.container(horizontal=True, gap="small"):
         width = _number("Width (in)", f"width-{key}", usual.width_in)

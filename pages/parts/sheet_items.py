@@ -105,13 +105,13 @@ def _size(sheet: Sheet, item: Item, change: Callable[[Callable[[Sheet], Sheet]],
         on_change=lambda: _set(change, item, height_in=st.session_state[height]),
     )
     legend = f"sheet-legend-{item.id}"
-    hold(legend, item.legend)
+    hold(legend, item.legend or "")
     st.selectbox(
         "Legend",
-        [None, *LEGENDS],
+        ["", *LEGENDS],
         format_func=lambda value: value or AS_SHEET,
         key=legend,
-        on_change=lambda: _set(change, item, legend=st.session_state[legend]),
+        on_change=lambda: _set(change, item, legend=st.session_state[legend] or None),
     )
 
 

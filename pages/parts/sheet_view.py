@@ -91,17 +91,16 @@ def _columns(venue: str) -> list[int]:
 def _choice(
     sheet_id: str, label: str, name: str, options: list[Any], look: Look, **more: Any
 ) -> None:
-    """A select box of one field of the look."""
+    """A select box of one field of the look; "" stands for what the venue asks for."""
     key = f"sheet-{name}-{sheet_id}"
-    keep(key, getattr(look, name))
+    keep(key, getattr(look, name) or "")
 
     def words(value: Any) -> str:
-        if name == "venue":
-            return VENUES[value].label
-        return VENUES_OWN if value is None else str(value)
+        return VENUES[value].label if name == "venue" else str(value or VENUES_OWN)
 
     def changed() -> None:
-        change(sheet_id, lambda sheet: sheets.relooked(sheet, **{name: st.session_state[key]}))
+        value = st.session_state[key] or None
+        change(sheet_id, lambda sheet: sheets.relooked(sheet, **{name: value}))
 
     st.selectbox(label, options, format_func=words, key=key, on_change=changed, **more)
 
@@ -110,7 +109,7 @@ def _more(sheet_id: str, sheet: Sheet) -> None:
     look = sheet.look
     usual = VENUES[look.venue]
     with st.container(horizontal=True):
-        _choice(sheet_id, "Typeface", "family", [None, *FAMILIES], look, width=170)
+        _choice(sheet_id, "Typeface", "family", ["", *FAMILIES], look, width=170)
         key = f"sheet-font-{sheet_id}"
         keep(key, look.font_pt)
         st.number_input(
