@@ -17,6 +17,7 @@ from pages.parts import (
 )
 from pages.parts.text import plain
 
+QUESTION = "What does compression cost, over many prompts?"
 _BUSY_S = 2.0
 
 
@@ -27,19 +28,19 @@ def main() -> None:
         shown = study_list.pick()
         if shown == study_list.NEW:
             study_form.start_from()
-    link: dict[str, object] = {"study": shown}
     if shown == study_list.NEW:
+        with head:
+            frame.heading(QUESTION, {"study": shown})
         costs = st.container()
         study_form.show(study_draft.draft())
         with costs:
             study_start.show()
-    else:
-        look = study_view.controls(study_view.study_of(shown))
-        link = look.link()
-        busy = study_watch.running(shown)
-        st.fragment(run_every=_BUSY_S if busy else None)(_drawn)(look, busy)
+        return
+    look = study_view.controls(study_view.study_of(shown))
     with head:
-        frame.heading("What does compression cost, over many prompts?", link)
+        frame.heading(QUESTION, look.link())
+    busy = study_watch.running(shown)
+    st.fragment(run_every=_BUSY_S if busy else None)(_drawn)(look, busy)
 
 
 def _drawn(look: study_view.Look, busy: bool) -> None:

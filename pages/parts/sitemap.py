@@ -21,6 +21,7 @@ ICONS = {
     "Partitions": ":material/view_column:",
     "Picks": ":material/checklist:",
     "Studies": ":material/science:",
+    "Findings": ":material/fact_check:",
     "Figure sheet": ":material/view_quilt:",
 }
 
@@ -43,7 +44,10 @@ def sections() -> dict[str, list[Any]]:
             st.Page("pages/partitions.py", title="Partitions"),
             st.Page("pages/picks.py", title="Picks"),
         ],
-        "Measure": [st.Page("pages/studies.py", title="Studies")],
+        "Measure": [
+            st.Page("pages/studies.py", title="Studies"),
+            st.Page("pages/findings.py", title="Findings"),
+        ],
         "Paper": [st.Page("pages/figure_sheet.py", title="Figure sheet")],
     }
 

@@ -108,6 +108,6 @@ def _start() -> None:
 
 
 def _fact(name: str, value: str) -> None:
-    with st.container(gap=None):
+    with st.container(gap=None, key=f"study-fact-{name.split()[0].lower().rstrip(',')}"):
         st.caption(name)
         st.text(value)
