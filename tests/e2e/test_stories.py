@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+import pypdf
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.conftest import AppServer, Reader
+from tests.e2e.conftest import ROOT, AppServer, Reader
 
 pytestmark = pytest.mark.browser
 
@@ -128,6 +133,33 @@ def test_explore_the_sample(reader: Reader) -> None:
     charts = page.locator("[data-testid=stPlotlyChart]")
     names = charts.evaluate_all("charts => charts.map(chart => chart.getAttribute('aria-label'))")
     assert len(names) == 4 and all(len(name) > 20 for name in names)
+
+
+def test_the_text_leaves_as_a_pdf_and_its_link_gives_the_same_file(
+    reader: Reader, app: AppServer, tmp_path: Path
+) -> None:
+    run = parse_qs(urlsplit(wait_for_first_run(reader).url).query)["run"][0]
+    page = reader.open(f"/attention?run={run}&layer=2&head=1&step=3")
+    expect(page.locator(".st-key-card-matrix")).to_be_visible(timeout=120_000)  # drawn last
+    reader.settle()
+    card = page.locator(".st-key-card-text")
+    card.get_by_role("button", name="Export").click()
+    expect(page.get_by_text("As it will be printed, 5.5 in (140 mm) wide.")).to_be_visible()
+    with page.expect_download() as figure:
+        page.get_by_role("button", name="Download pdf").click()
+    printed = Path(figure.value.path()).read_bytes()
+    words = pypdf.PdfReader(figure.value.path()).pages[0].extract_text()
+    assert "What step 3 attends to, layer 2, head 1" in words
+    out = tmp_path / "fig.pdf"
+    command = ["-m", "analysis", "export", page.url, "--figure", "text", "--out", str(out)]
+    subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"KVSCOPE_HOME": str(app.home)},
+        check=True,
+        timeout=180,
+    )
+    assert out.read_bytes() == printed
 
 
 def test_upload_a_prompt_run_it_and_open_it(reader: Reader) -> None:
