@@ -7,7 +7,7 @@ import math
 import streamlit as st
 
 from cache_store.reader import CaptureInfo
-from pages.parts import policy_slots, selection
+from pages.parts import selection
 from pages.parts.policy_slots import UNITS, Budget
 from pages.parts.text import shorten
 
@@ -22,8 +22,9 @@ _HELP = {
 def control(info: CaptureInfo) -> Budget:
     """The number and its unit, side by side; both are in the URL."""
     budget = chosen(info)
-    policy_slots.hold("budget", _typed(budget))
-    policy_slots.hold("unit", budget.unit)
+    # Said in every run: where two follow at once, as when replays arrive while the page opens, a
+    # browser may see only the second, which would leave the field at its smallest value.
+    st.session_state["budget"], st.session_state["unit"] = _typed(budget), budget.unit
     lowest, highest = limits(budget.unit, info)
     whole = budget.unit == "entries"
     st.number_input(
