@@ -95,6 +95,17 @@ def eviction_page(rounds: int) -> Iterator[Result]:
     )
 
 
+def page_sliders(rounds: int) -> Iterator[Result]:
+    run = probe("sliders", module="bench.page_probes", tokens=4096, new_tokens=256)
+    slowest = max(run["each"], key=run["each"].get)
+    yield Result(
+        f"Slider of a paper's page, 4,096 + 256 tokens (slowest of {len(run['each'])}: {slowest})",
+        f"{1000 * run['seconds']:.0f} ms",
+        "at most 300 ms of server work (embedded model)",
+        run["seconds"] <= 0.3,
+    )
+
+
 def imports(rounds: int) -> Iterator[Result]:
     heavy = probe("imports")["heavy"]
     yield Result(
@@ -125,6 +136,7 @@ BENCHMARKS = (
     prompt_speed,
     long_prompt,
     pages,
+    page_sliders,
     eviction_page,
     imports,
     exports,

@@ -1,4 +1,4 @@
-"""The pages of the papers in a real browser: α moves W, and the link keeps both."""
+"""The pages of the papers in a real browser: α moves W, a draft is recorded, tokens find points."""
 
 from __future__ import annotations
 
@@ -52,3 +52,47 @@ def test_alpha_moves_the_window_and_the_link_keeps_it(
     assert proposed(other.page) == now
     assert not other.problems
     other.close()
+
+
+def dashed_lines(page: Any, card: str) -> int:
+    """How many lines of a figure are dashed."""
+    lines = page.locator(f".st-key-{card} .scatterlayer path.js-line")
+    return int(
+        lines.evaluate_all("found => found.filter(line => line.style.strokeDasharray).length")
+    )
+
+
+def test_a_missing_lookahead_is_recorded_and_its_dashed_curve_appears(reader: Reader) -> None:
+    page = reader.open("/recall")
+    page.locator(".st-key-recall .plot-container").wait_for(timeout=120_000)
+    reader.settle()
+    drafts = page.locator(".st-key-card-drafts")
+    drafts.get_by_text("This draft is not recorded yet").wait_for()
+    assert dashed_lines(page, "recall") == 0
+    drafts.get_by_role("button", name=re.compile("^Record it")).click()
+    legend = page.locator(".st-key-recall .legend").get_by_text(re.compile("draft on SnapKV"))
+    expect(legend.first).to_be_visible(timeout=180_000)
+    reader.settle()
+    budgets = page.locator(".st-key-recall .legend .traces").count() // 2
+    assert dashed_lines(page, "recall") == budgets > 0
+    expect(drafts.get_by_text(re.compile("lookahead of 8 on SnapKV"))).to_be_visible()
+    expect(drafts.get_by_text("This draft is not recorded yet")).to_have_count(0)
+
+
+def test_a_token_that_is_pointed_at_rings_its_point(reader: Reader) -> None:
+    page = reader.open("/queries")
+    page.locator(".st-key-map-figure .scatterlayer path.point").first.wait_for(timeout=120_000)
+    reader.settle()
+    tokens = page.locator(".st-key-said .token")
+    tokens.first.wait_for()
+    ring = page.locator(".st-key-map-figure .kvscope-ring")
+    expect(ring).to_have_count(0)
+    tokens.nth(2).hover()
+    expect(ring).to_have_count(1)
+    at = ring.get_attribute("transform")
+    points = page.locator(".st-key-map-figure .scatterlayer path.point")
+    assert at in points.evaluate_all("found => found.map(point => point.getAttribute('transform'))")
+    tokens.nth(3).hover()
+    expect(ring).not_to_have_attribute("transform", str(at))
+    points.first.hover(force=True)
+    expect(page.locator(".st-key-said .token.cursor")).to_have_count(1)
