@@ -315,7 +315,7 @@ def forest(title: str, measured: list[Measured], source: str) -> Figure:
             rows.astype(np.float64),
             ticks=tuple((float(i), one.comparison.words) for i, one in enumerate(measured)),
             reversed=True,
-            range=(len(measured) - 0.5, -0.5),
+            range=(-0.5, len(measured) - 0.5),
         ),
         {
             "x": ends.T.reshape(-1).astype(np.float32),

@@ -41,8 +41,13 @@ def show() -> None:
     found = claims.load()
     every = list(zip(claims.claims(), _measured(found.model_revision), strict=True))
     verdicts = [claims.verdict(measured) for _, measured in every]
-    told = ", ".join(f"{verdicts.count(word)} {word}" for word in (HOLDS, REVERSED, UNSEEN))
-    st.markdown(plain(f"Of {len(every)} claims: {told}."))
+    holds, reversed_, unseen = (verdicts.count(word) for word in (HOLDS, REVERSED, UNSEEN))
+    st.markdown(
+        plain(
+            f"Of {some(len(every), 'claim')}, holding: {holds}; not holding: {reversed_}; not to "
+            f"be seen at this size: {unseen}."
+        )
+    )
     _age(found)
     names = [claim.title for claim, _ in every]
     chosen = selection.choice("Claim", "claim", names, names[0])
