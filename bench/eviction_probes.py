@@ -56,8 +56,8 @@ def _panel(home: Path, run_id: str, panel: str, rounds: int) -> float:
         patch("backend.first_start.samples", lambda: ()),
     ):
         app = AppTest.from_file(APP, default_timeout=120)
-        for name, value in {"run": run_id, "panel": panel, "span": "100-107"}.items():
-            app.query_params[name] = value
+        for name, words in {"run": run_id, "panel": panel, "span": "100-107"}.items():
+            app.query_params[name] = words
         app.run()
         missing = [button.key for button in app.button if str(button.key).startswith("ask")]
         if app.exception or missing:
