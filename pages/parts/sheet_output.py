@@ -39,8 +39,7 @@ def show(sheet_id: str, sheet: Sheet) -> None:
 
 
 def _output(sheet_id: str, sheet: Sheet, waited: bool) -> None:
-    under_way = _under_way(sheet_id, sheet)
-    if waited and not under_way:
+    if waited != bool(_under_way(sheet_id, sheet)):  # something was asked for here, or has ended
         st.rerun()
     with st.container(horizontal=True):
         for form in FILES:
