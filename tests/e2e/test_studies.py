@@ -1,0 +1,49 @@
+"""A small study in a real browser: built, run, watched, and read down to its prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e.conftest import Reader
+
+pytestmark = pytest.mark.browser
+RUN_MS = 180_000
+
+
+def typed(reader: Reader, label: str, value: str) -> None:
+    """Type into a field of the form and leave it."""
+    field = reader.page.get_by_test_id("stMain").get_by_label(label, exact=True).first
+    field.fill(value)
+    field.press("Tab")
+    reader.settle()
+
+
+def counted(page: Any, rows: int) -> None:
+    expect(page.locator(".st-key-study-fact-rows")).to_contain_text(str(rows))
+
+
+def test_a_study_is_built_run_and_watched(reader: Reader) -> None:
+    page = reader.open("/studies?study=new")
+    counted(page, 96)  # 6 prompts × (the full cache and 5 policies × 3 ratios)
+    typed(reader, "Title", "Two small prompts")
+    typed(reader, "Sizes", "0.5, 0.8")
+    typed(reader, "Prompts", "2")
+    typed(reader, "Length", "200")
+    for name in ("LAQ++", "KVCompose"):
+        page.get_by_role("button", name=f"Remove {name}").click()
+        reader.settle()
+    counted(page, 14)  # 2 × (1 + 3 policies × 2)
+
+    reader.press("Start the study")
+    reader.wait_for_address("study=")
+    page.get_by_text("Complete: 2 prompts, 14 rows.").wait_for(timeout=RUN_MS)
+    page.locator(".st-key-card-study-size .plot-container").wait_for()
+    reader.settle()
+
+    reader.press("Prompts")
+    reader.wait_for_address("study_show=Prompts")
+    reader.choose("Policy", "full")
+    page.locator("[data-testid=stDataFrame] canvas").first.wait_for()
