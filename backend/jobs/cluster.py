@@ -23,7 +23,7 @@ from distributed import Client, Future, KilledWorker, Scheduler, SpecCluster
 from distributed.deploy.spec import ProcessInterface
 
 from backend.jobs.registry import TOPIC, run_job
-from backend.jobs.states import JobError, one_line
+from backend.jobs.states import GONE, JobError, one_line
 from backend.jobs.worker import EXIT_TOPIC, LANES, parse_memory
 
 SCHEDULER_SETTINGS: dict[str, Any] = {
@@ -245,12 +245,7 @@ class Backend:
             if isinstance(cause, KilledWorker):
                 return _failed(self._why(str(cause.last_worker.name)))
             return _failed(one_line(f"{type(cause).__name__}: {cause}"))
-        return {
-            "status": "lost",
-            "error": "The Dask scheduler went away while this job was waiting or running: run it "
-            "again.",
-            "summary": {},
-        }
+        return {"status": "lost", "error": GONE, "summary": {}}
 
     def _note_exit(self, event: tuple[float, dict[str, Any]]) -> None:
         with self._exits_changed:

@@ -154,6 +154,14 @@ class Fans:
         else:
             self.begin(job_id)
 
+    def strand(self, error: str) -> None:
+        """No worker can be reached: what waits to be sent out is not done."""
+        for job_id, fan in list(self._fans.items()):
+            if fan.waiting and not fan.stopped:
+                fan.stopped = "failed"
+                fan.failures.append((fan.waiting[0], error))
+                self.settle(job_id)
+
     def read_flags(self) -> None:
         """Stop what was asked to pause or to be cancelled, here or in another process."""
         files = self._board.files

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from backend.jobs.board import STOPPED, Board
 from backend.jobs.parts import Fans
 from backend.jobs.registry import ANALYSES, KINDS, MODEL_PASSES
-from backend.jobs.states import UNFINISHED, JobError, JobSpec, JobState, one_line
+from backend.jobs.states import GONE, UNFINISHED, JobError, JobSpec, JobState, one_line
 from backend.spec import CaptureSpec
 from cache_store.files import is_run_id, new_run_id, sweep_partials
 
@@ -239,6 +239,9 @@ class Jobs:
             if self._backend is not None:
                 self._backend.close()
                 self._backend = None
+                # Its futures may never say so: the loop that would tell is gone.
+                for job_id in list(self._out):
+                    self._account(job_id)
             self._backend = Backend(
                 self._scheduler, self._board.files.folder / "scratch", self._heard
             )
@@ -247,6 +250,7 @@ class Jobs:
                 for job_id in self._board.queue:
                     self._board.finish(job_id, "failed", str(error))
                 self._board.queue.clear()
+                self._fans.strand(str(error))
             return
         # Dask closes its clients at exit; ours has to come before that.
         atexit.unregister(self.close)
@@ -341,10 +345,13 @@ class Jobs:
         with self._lock:
             future = self._out.pop(job_id, None)
             backend = self._backend
-        if future is None or backend is None:
+        if future is None:
             return
-        outcome = backend.outcome(future)
-        backend.forget(job_id, future)
+        if backend is None:
+            outcome = {"status": "lost", "error": GONE, "summary": {}}
+        else:
+            outcome = backend.outcome(future)
+            backend.forget(job_id, future)
         if outcome["status"] != "done":
             self._sweep()
         with self._lock:

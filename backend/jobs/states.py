@@ -21,6 +21,7 @@ from cache_store.errors import KVScopeError
 from cache_store.files import is_run_id
 
 UNFINISHED = ("queued", "running")
+GONE = "The Dask scheduler went away while this job was waiting or running: run it again."
 FINISHED = ("done", "failed", "cancelled", "lost", "paused")
 JOBS_FOLDER = ".jobs"
 SUFFIXES = (".json", ".cancel", ".pause", ".log", ".attempt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from backend.jobs import JobError, Jobs, JobSpec, JobState, register
 from backend.jobs.parts import HOPELESS, Fan, Work
 from backend.jobs.registry import KINDS
+from backend.jobs.worker import LANES
 from tests.backend.test_jobs import ended, until
 
 
@@ -159,3 +161,38 @@ def test_parts_that_all_fail_end_the_job_early() -> None:
     assert fan.stopped == "failed" and fan.error == (
         f"{HOPELESS} parts failed, the first for this reason: No model."
     )
+
+
+@pytest.mark.parametrize(("slots", "status"), [(1, "lost"), (0, "failed")])
+def test_a_scheduler_that_is_gone_for_good_ends_the_job(
+    slots: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone:
+        """Reached once; then neither it nor its tasks are heard of again."""
+
+        reached = 0
+
+        def __init__(self, *_: object) -> None:
+            if Gone.reached:
+                raise JobError("The scheduler does not answer.")
+            Gone.reached, self.connected = 1, True
+
+        def slots(self) -> dict[str, int]:
+            self.connected = False
+            return dict.fromkeys(LANES, slots)
+
+        def submit(self, *_: object) -> Any:
+            return SimpleNamespace(add_done_callback=lambda _: None)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("backend.jobs.cluster.Backend", Gone)
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "prepared").touch()
+    opened = Jobs(tmp_path)
+    try:
+        state = ended(opened, opened.submit(asked("gone", 3)))
+        assert (state.status, state.done) == (status, 0)
+        assert "cheduler" in str(state.error)
+    finally:
+        opened.close()
