@@ -348,7 +348,7 @@ class Jobs:
         if future is None:
             return
         if backend is None:
-            outcome = {"status": "lost", "error": GONE, "summary": {}}
+            outcome: dict[str, Any] = {"status": "lost", "error": GONE, "summary": {}}
         else:
             outcome = backend.outcome(future)
             backend.forget(job_id, future)
