@@ -17,7 +17,7 @@ from PIL import Image
 from analysis.errors import AnalysisError
 from analysis.figure import Figure
 from analysis.paper.layout import default_height_in
-from analysis.paper.renderer import _keep_every_cell, settings, to_matplotlib
+from analysis.paper.renderer import keep_every_cell, settings, to_matplotlib
 from analysis.paper.texts import width_in, wrapped
 from analysis.paper.venues import Style
 
@@ -162,7 +162,7 @@ def _png(host: Drawing, places: Sequence[Place], dpi: int, step: Callable[[], No
     host.draw(picture)
     for place in places:
         drawn = _drawn(place, height, dpi)
-        _keep_every_cell(drawn)
+        keep_every_cell(drawn)
         drawn.draw(picture)
         step()
     file = io.BytesIO()

@@ -64,14 +64,14 @@ def render(figure: Figure, style: Style, form: str) -> bytes:
             )
         elif form == "png":
             drawn.set_dpi(style.dpi)
-            _keep_every_cell(drawn)
+            keep_every_cell(drawn)
             FigureCanvasAgg(drawn).print_png(file, metadata={"Software": None})
         else:
             raise ValueError(f"form is pdf, svg or png, not {form!r}")
     return file.getvalue() if form != "svg" else _with_usual_fonts(file.getvalue())
 
 
-def _keep_every_cell(drawn: Drawing) -> None:
+def keep_every_cell(drawn: Drawing) -> None:
     """Where a picture has more cells than pixels, mix them instead of leaving some out."""
     for axes in drawn.axes:
         for image in axes.images:

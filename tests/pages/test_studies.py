@@ -14,8 +14,8 @@ from backend.study.spec import StudySpec
 from backend.study.work import make_study, study_job
 from cache_store import study_files
 from cache_store.study import TIMINGS
-from pages.parts import backstage, sitemap
-from tests.pages.conftest import HOSTILE, ROOT, Open
+from pages.parts import backstage
+from tests.pages.conftest import HOSTILE, Open
 
 SPEC: dict[str, Any] = {
     "title": "A small study",
@@ -28,20 +28,6 @@ SPEC: dict[str, Any] = {
         {"policy": "streaming_llm"},
     ],
 }
-
-
-@pytest.fixture
-def open_at(monkeypatch: pytest.MonkeyPatch) -> Open:
-    """Opens the page at an address, as a cold link does."""
-
-    def open_at(page: str, /, **query: str | list[str]) -> AppTest:
-        monkeypatch.setattr(sitemap, "FIRST_PAGE", f"pages/{page}.py")
-        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180)
-        for key, value in query.items():
-            app.query_params[key] = value
-        return app.run()
-
-    return open_at
 
 
 def made(home: Path, finished: int, title: str = SPEC["title"]) -> str:
