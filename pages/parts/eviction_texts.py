@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from analysis.figure import Note
-from analysis.text_figures import eviction_figure
-from pages.parts import card, eviction_evidence, eviction_looks, policy_replays, selection
+from pages.parts import eviction_evidence, eviction_looks, policy_replays, selection
 from pages.parts import eviction_view as view
 from pages.parts.attention_view import PAGE_TOKENS
 from pages.parts.eviction_view import Look
-from pages.parts.text import plain
-from pages.parts.token_text import eviction_text
+from pages.parts.text_card import text_card
 
 if TYPE_CHECKING:
     from analysis.replays import Replayed
@@ -47,23 +45,16 @@ def one(look: Look, replayed: Replayed, page: int | None, *, key: str) -> Note:
     shown = eviction_looks.eviction_text(
         look.run_id, name, look.layer, head, look.step, page, () if span is None else (span,)
     )
-    with st.container(border=True, gap="xsmall", key=f"card-{key}"):
-        st.markdown(f"**{plain(policy_replays.short_name(replayed.title))}**")
-        eviction_text(
-            shown,
-            key=key,
-            dark=card.theme() == "dark",
-            on_step=lambda step: selection.go_to_step("step", step),
-            on_span=eviction_evidence.take,
-        )
-        st.caption(plain(shown.caption))
-        card.actions(
-            lambda: eviction_looks.eviction_table(look.run_id, name, look.layer, head, look.step),
-            key=key,
-            name=f"text-step-{look.step}",
-            link_values=look.link(),
-            figure=eviction_figure(shown, f"{replayed.title}, step {look.step}, {shown.place}"),
-        )
+    text_card(
+        shown,
+        policy_replays.short_name(replayed.title),
+        key=key,
+        figure_title=f"{replayed.title}, step {look.step}, {shown.place}",
+        link_values=look.link(),
+        name=f"text-step-{look.step}",
+        table=lambda: eviction_looks.eviction_table(look.run_id, name, look.layer, head, look.step),
+        on_span=eviction_evidence.take,
+    )
     return shown.note
 
 

@@ -10,10 +10,9 @@ from analysis.errors import AnalysisError
 from analysis.figure import Figure, Note
 from analysis.partitions import compressing_steps, kept_per_partition, layout
 from analysis.partitions_figures import LENGTH_NOTE, SCORE_NOTE, STRIP_NOTE
-from analysis.text_figures import eviction_figure
 from pages.parts import card, looks_maps, places, selection
 from pages.parts.text import plain
-from pages.parts.token_text import eviction_text
+from pages.parts.text_card import text_card
 
 if TYPE_CHECKING:
     from pages.parts.partitions_view import Look
@@ -154,19 +153,13 @@ def kept_tokens(look: Look) -> Notes:
     except AnalysisError as error:
         places.sentence(error)
         return {}
-    with st.container(border=True, gap="xsmall", key="card-lag-text"):
-        st.markdown("**What the chosen head keeps**")
-        eviction_text(
-            shown,
-            key="lag-text",
-            dark=card.theme() == "dark",
-            on_step=lambda step: selection.go_to_step("step", step),
-        )
-        st.caption(plain(shown.caption))
-        figure = eviction_figure(shown, f"LagKV, step {look.step}, {shown.place}")
-        card.actions(
-            figure.table, key="lag-text", name="text", link_values=look.link(), figure=figure
-        )
+    text_card(
+        shown,
+        "What the chosen head keeps",
+        key="lag-text",
+        figure_title=f"LagKV, step {look.step}, {shown.place}",
+        link_values=look.link(),
+    )
     with st.container(border=True, gap="xsmall", key="card-kinds"):
         st.markdown("**Which kinds of tokens are kept**")
         if table.empty:

@@ -13,7 +13,6 @@ from analysis.figure import Figure, Note
 from analysis.picks import Partition
 from analysis.picks_figures import OVERLAP_NOTE, PICK_NOTE, SLIDE_NOTE, partition_words
 from analysis.retained_figures import RETAINED_NOTE, SCHEME_NOTE
-from analysis.text_figures import eviction_figure
 from cache_store.reader import CaptureInfo
 from pages.parts import (
     card,
@@ -26,7 +25,7 @@ from pages.parts import (
     waiting,
 )
 from pages.parts.text import plain
-from pages.parts.token_text import eviction_text
+from pages.parts.text_card import text_card
 
 Notes = dict[str, str | Note]
 
@@ -104,19 +103,13 @@ def overview(look: Look) -> Notes:
     with st.container(horizontal=True):
         page = places.text_page(look.run_id, look.info, look.step)
     shown = looks_maps.sage_text(look.run_id, look.budget, look.layer, look.head, look.step, page)
-    with st.container(border=True, gap="xsmall", key="card-sage-text"):
-        st.markdown("**What the chosen query head attends to**")
-        eviction_text(
-            shown,
-            key="sage-text",
-            dark=card.theme() == "dark",
-            on_step=lambda step: selection.go_to_step("step", step),
-        )
-        st.caption(plain(shown.caption))
-        figure = eviction_figure(shown, f"SAGE-KV, step {look.step}, {shown.place}")
-        card.actions(
-            figure.table, key="sage-text", name="text", link_values=look.link(), figure=figure
-        )
+    text_card(
+        shown,
+        "What the chosen query head attends to",
+        key="sage-text",
+        figure_title=f"SAGE-KV, step {look.step}, {shown.place}",
+        link_values=look.link(),
+    )
     notes["The text"] = shown.note
     _table(look)
     return {**notes, "The table": TABLE_WORDS}
