@@ -78,6 +78,12 @@ KVPRESS_WINDOW = Preset(
     "kvpress looks through 64 queries and pools by the average of 5 instead of the maximum of 7; "
     "the zeros it counts beyond both ends of the prompt are left out.",
 )
+LAQ_RELEASED = Preset(
+    {"mask": "released", "granularity": "query_head"},
+    "The authors' code (noforit/Lookahead_Q-Cache) places the observation rows inside the prompt, "
+    "which hides up to n keys from them, and repeats the keys for each query head, so that each "
+    "keeps its own entries.",
+)
 ONCE = "kvpress evicts once, at the end of the prompt, and its cache grows afterwards"
 
 METHODS = (
@@ -313,11 +319,7 @@ METHODS = (
         tables=(LAQ,),
         formulas={"lookahead_budget": "B"},
         presets={
-            "released": Preset(
-                {"mask": "released"},
-                "The authors' code places the observation rows inside the prompt, which hides up "
-                "to n keys from them.",
-            )
+            "released": LAQ_RELEASED,
         },
     ),
     Method(
@@ -332,11 +334,7 @@ METHODS = (
         tables=(LAQ,),
         formulas={"lookahead_budget": "B"},
         presets={
-            "released": Preset(
-                {"mask": "released"},
-                "The authors' code places the observation rows inside the prompt, which hides up "
-                "to n keys from them.",
-            )
+            "released": LAQ_RELEASED,
         },
     ),
     Method(
@@ -397,7 +395,11 @@ METHODS = (
                 "The printed H2 grows with the recurrence interval, against the paper's own text; "
                 "the released one falls.",
             ),
-            "released": Preset({"form": "released"}, "The default: the form of the released code."),
+            "released": Preset(
+                {"form": "released", "granularity": "query_head"},
+                "The released code has the default's form, and repeats the keys for each query "
+                "head, so that each keeps its own entries.",
+            ),
         },
     ),
     Method(
