@@ -102,7 +102,7 @@ class LayerRun:
         if self._decodes or self.plan.score.uses_attention:
             self.plan.score.begin(view)
         if self.plan.schedule.at_prefill and not isinstance(self.plan.schedule, Sliding):
-            self.scores = self.plan.score.score(view)
+            self.scores = view.scored(self.plan.score)
         elif isinstance(self.plan.schedule, Sliding):
             self.scores = view.rows(1)[:, 0]  # (query_heads, n): each query head's own
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torch import Tensor
 from kvpolicies.attention import LayerStates, row_blocks, scaled_logits
 from kvpolicies.entries import Entries
 from kvpolicies.errors import MissingInput
+
+if TYPE_CHECKING:
+    from kvpolicies.scores.base import Score
 
 
 @dataclass
@@ -27,6 +31,7 @@ class Extras:
     future: Tensor | None = None  # (kv_heads, T, P + T), the full cache's attention
     prompt_attention: Tensor | None = None  # (query_heads, P), summed over the prompt's queries
     statistics: dict[str, Tensor] = field(default_factory=dict)  # of the prompt, worked out before
+    scores: dict[Any, Tensor] | None = None  # of the prompt, shared by all sizes of a policy
 
 
 @dataclass
@@ -80,6 +85,20 @@ class View:
         held = self.extras.statistics
         if name not in held:
             held[name] = work()
+        return held[name]
+
+    def scored(self, score: Score) -> Tensor:
+        """The prompt's scores; float32 (kv_heads, n).
+
+        A size does not change them, so that runs of one policy at several sizes may share them.
+        Those that every step adds to stay each run's own.
+        """
+        held = self.extras.scores
+        if held is None or score.uses_attention:
+            return score.score(self)
+        name = (score, self.group_reduce, len(self.entries), self.ranked, self.open_from)
+        if name not in held:
+            held[name] = score.score(self)
         return held[name]
 
     def reduce(self, heads: Tensor, how: str | None = None) -> Tensor:

@@ -1,7 +1,8 @@
 """One prompt read once: the held caches that all policies and sizes of a study are forked from.
 
-What several policies need beside the prompt (a second reading, a lookahead, statistics of the whole
-prompt's attention) is worked out when the first one asks and shared by the others.
+What several policies or sizes need beside the prompt (a second reading, a lookahead, statistics of
+the whole prompt's attention, a policy's scores, which its size does not change) is worked out when
+the first one asks and shared by the others.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,6 +48,7 @@ class _Base:
     milliseconds: float
     length: int
     statistics: list[dict[str, Tensor]] = field(default_factory=list)
+    scores: dict[Any, list[dict[Any, Tensor]]] = field(default_factory=dict)  # by lookahead
     shared: dict[Any, tuple[Any, float]] = field(default_factory=dict)
 
     def once(self, name: Any, work: Callable[[], Result]) -> tuple[Result, float]:
@@ -153,11 +155,16 @@ class Bases:
 
     def _extras(self, base: _Base, policy: Policy) -> tuple[list[Extras], float]:
         """What the policy needs beside the prompt, per layer, and the time it took once."""
-        extras = [Extras(statistics=held if self.share else {}) for held in base.statistics]
-        total = 0.0
         layers = base.cache.own_layers
-        if "lookahead" in policy.needs:
-            queries, spent = self._lookahead(base, policy)
+        extras = [Extras() for _ in layers]
+        draft = _draft(policy) if "lookahead" in policy.needs else None
+        if self.share:
+            scores = base.scores.setdefault(draft, [{} for _ in layers])
+            for extra, held, scored in zip(extras, base.statistics, scores, strict=True):
+                extra.statistics, extra.scores = held, scored
+        total = 0.0
+        if draft is not None:
+            queries, spent = self._lookahead(base, policy, draft)
             total += spent
             for layer, extra in zip(layers, extras, strict=True):
                 extra.lookahead = queries[layer.index]
@@ -178,20 +185,15 @@ class Bases:
                 extra.output_norms = one
         return extras, total
 
-    def _lookahead(self, base: _Base, policy: Policy) -> tuple[list[Tensor], float]:
-        options = policy.options
-        budget = options["lookahead_budget"] or policy.budget
-        ratio = policy.compression_ratio
-        size = {"budget": budget} if budget else {"compression_ratio": ratio}
-        steps, kind = options["lookahead_steps"], options["lookahead_policy"]
-        small = build(kind, granularity=policy.granularity, **size)
+    def _lookahead(self, base: _Base, policy: Policy, draft: _Draft) -> tuple[list[Tensor], float]:
+        small = build(draft.policy, granularity=policy.granularity, **dict([draft.size]))
 
-        def draft() -> list[Tensor]:
+        def drafted() -> list[Tensor]:
             cache = base.cache.fork()
-            cache.response_length = steps
-            return look_ahead(self.model, cache, base.logits, small, steps, self.ends)[1]
+            cache.response_length = draft.steps
+            return look_ahead(self.model, cache, base.logits, small, draft.steps, self.ends)[1]
 
-        return base.once(("lookahead", kind, steps, *size.items()), draft)
+        return base.once(draft, drafted)
 
     def _norms(self, cache: EvictingCache) -> list[Tensor]:
         norms = []
@@ -199,6 +201,21 @@ class Bases:
             assert layer.entries is not None
             norms.append(output_norms(self.model, layer.index, layer.entries.values))
         return norms
+
+
+class _Draft(NamedTuple):
+    """Which lookahead a policy scores with: of another one its scores are others."""
+
+    policy: str
+    steps: int
+    size: tuple[str, Any]
+
+
+def _draft(policy: Policy) -> _Draft:
+    options = policy.options
+    budget = options["lookahead_budget"] or policy.budget
+    size = ("budget", budget) if budget else ("compression_ratio", policy.compression_ratio)
+    return _Draft(options["lookahead_policy"], options["lookahead_steps"], size)
 
 
 def compresses_first(policy: Policy) -> bool:

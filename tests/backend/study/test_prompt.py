@@ -20,6 +20,8 @@ from kvpolicies.choice import policy_of
 from kvpolicies.generation import Generation, generate
 from kvpolicies.methods import catalogue
 from kvpolicies.schedules import AfterPrefill, Sliding
+from kvpolicies.scores.attention import WindowAttention
+from kvpolicies.view import View
 from tests.backend import tiny
 
 CONTEXT = "The harbor opens at noon and the tower has a red door. Nobody came."
@@ -112,6 +114,38 @@ def test_ratios_share_one_prompt_with_a_question_after_it(models: dict[str, str]
     policies = ["snapkv(window=4)", "h2o", "kvcompose", "laq", "laq_pp", "lazyeviction(window=3)"]
     rows = check_rows(loaded, study(policies))
     assert [row["ratio"] for row in rows] == [0.0] + RATIOS * len(policies)
+
+
+SHARING = (
+    *("snapkv(window=4)", "snapkv(window=4,group_reduce=max)", "ada_snapkv(window=4)"),
+    *("pyramidkv(window=4)", "expected_attention(n_future=8)", "knorm", "random", "random(seed=1)"),
+    *("lagkv(lag=8,sink=2)", "kvzip", "kvcompose(value_norm=output)", "streaming_llm", "raas"),
+    *("laq", "laq(lookahead_budget=20)", "laq_pp(lookahead_steps=2)"),
+)
+
+
+def test_sizes_share_their_scores_and_give_the_same_rows(models: dict[str, str]) -> None:
+    check_rows(load(models["llama"]), study(list(SHARING)))
+
+
+def test_a_policy_scores_the_prompt_once_for_all_sizes(
+    models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, scored = load(models["llama"]), []
+    score = WindowAttention.score
+
+    def counted(self: WindowAttention, view: View) -> torch.Tensor:
+        scored.append(self.window)
+        return score(self, view)
+
+    monkeypatch.setattr(WindowAttention, "score", counted)
+    policies = ["snapkv(window=4)", "ada_snapkv(window=4)", "snapkv(window=8)"]
+    run_example(loaded, study(policies, ratios=[0.3, 0.5, 0.7]), EXAMPLE)
+    layers = loaded.facts.layers
+    assert scored == [4] * layers + [8] * layers  # two policies look through the same window
+    scored.clear()
+    run_example(loaded, study(policies, measures=["score", "latency"]), EXAMPLE)
+    assert len(scored) == layers * len(policies) * len(RATIOS)  # timed ones work theirs out anew
 
 
 def test_layers_with_sliding_windows_are_decoded_one_by_one(models: dict[str, str]) -> None:
