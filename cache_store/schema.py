@@ -50,9 +50,10 @@ class Column:
 
     @property
     def definition(self) -> str:
-        # Float16 states are noise to a compressor: every scheme DuckDB would pick costs time, and
+        # Floats are noise to a compressor: every scheme DuckDB would try costs time, and for blobs
         # its dictionary ones leave most of a block empty when a value is longer than the block.
-        compression = " USING COMPRESSION uncompressed" if self.type == "BLOB" else ""
+        plain = self.type in ("BLOB", "FLOAT")
+        compression = " USING COMPRESSION uncompressed" if plain else ""
         return f'"{self.name}" {self.type}{compression}'
 
 

@@ -263,7 +263,7 @@ def attention_rows(
         columns = torch.arange(length, device=keys.device)
         hidden = (columns > rows) | (columns <= rows - sliding_window)  # (m, n)
         logits.masked_fill_(hidden, -math.inf)
-    return logits.softmax(-1)
+    return torch.softmax(logits, -1, out=logits)  # a second block of this size costs more than it
 
 
 def scaled_logits(
