@@ -1,11 +1,10 @@
-"""KVCompose's figures: what each layer keeps, at one ratio and at all, and its composite tokens."""
+"""KVCompose's figures: what each layer and head keeps, at one ratio and at all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 
 from analysis.budgets import ALLOCATIONS, Composed, overlap
 from analysis.comparison import layer_axis
@@ -18,8 +17,7 @@ from analysis.curves import (
 )
 from analysis.errors import AnalysisError
 from analysis.figure import Axis, ColourScale, Figure, Marker, Note, Series
-from analysis.text import token_pieces
-from analysis.words import number, provenance, source_words, visible
+from analysis.words import number
 from cache_store.reader import Capture
 
 BUDGET_NOTE = Note(
@@ -29,11 +27,18 @@ BUDGET_NOTE = Note(
     "k-th best",
     "KVCompose, Section 3.3, Eqs. 19–22",
 )
-MATRIX_NOTE = Note(
-    "Row k is the k-th composite token: every head brings its own k-th best entry, so one row may "
-    "hold different original tokens. Colours are original positions; only kept slots are drawn.",
-    "slot (ℓ, k) of head h = the entry with the k-th largest score of head h",
-    "KVCompose, Figure 1",
+RATIOS_NOTE = Note(
+    "Read it at one ratio from below: the height of a band is what that layer still keeps, and all "
+    "bands together are the total. A band that stays wide to the right is a layer that keeps its "
+    "entries longest.",
+    BUDGET_NOTE.formula,
+    BUDGET_NOTE.source,
+)
+HEADS_NOTE = Note(
+    "Each cell is one KV head. KVCompose, uniform and pyramid give all heads of a layer the same; "
+    "the unstructured variant keeps every head's own number, which a plain tensor cannot store.",
+    "entries of head h in layer ℓ among the L·H·B that the rule keeps",
+    "KVCompose, Appendix A.2 and Table 4: the unstructured variant",
 )
 OPERATOR_NOTE = Note(
     "How many entries each layer gains or loses when one choice differs from the default. A "
@@ -66,8 +71,12 @@ def layer_budgets(
         if one
         else banded([shares.astype(np.float32)])
     )
-    kept = "; ".join(f"{int(made.counts.sum()):,} slots" for made in composed[:4])
-    realised = composed[0].realised_ratio
+    total = sum(int(made.counts.sum()) for made in composed)
+    kept = f"{total:,} slots of {composed[0].context:,} per layer"
+    if not one:
+        slots = sum(made.slot_scores.size for made in composed)
+        kept = f"{total:,} of {slots:,} slots in all runs together"
+    realised = float(np.mean([made.realised_ratio for made in composed]))
     note = "" if abs(realised - ratio) < 0.005 else f" ({number(realised * 100)} % realised)"
     return Figure(
         "bars" if one else "lines",
@@ -76,9 +85,9 @@ def layer_budgets(
         Axis("entries per KV head" if one else "share of the context kept"),
         arrays,
         series=(Series("KVCompose"),),
-        markers=() if not one else (Marker("y", y=float(composed[0].counts.mean()), label="mean"),),
+        markers=(Marker("y", y=float(arrays["y"].mean()), label="mean"),),
         caption=(
-            f"{number(ratio * 100)} % evicted{note}: {kept} of {composed[0].context:,} per layer"
+            f"{number(ratio * 100)} % evicted{note}: {kept}"
             f"{f'; band: {BAND_WORDS} of the runs' if 'low' in arrays else ''}. "
             f"{captures_words(captures)}."
         ),
@@ -92,190 +101,157 @@ def layer_budgets(
 
 
 def budgets_over_ratios(
-    capture: Capture,
+    captures: Sequence[Capture],
     ratios: Sequence[float],
-    counts: np.ndarray,
+    counts: Sequence[np.ndarray],
     *,
     layers: Sequence[int],
     ratio: float | None = None,
 ) -> Figure:
-    """Area: entries by layer at every ratio, counts (ratios, layers); `ratio` is marked."""
+    """Area: entries by layer at every ratio; for several captures, shares of all slots, their mean.
+
+    counts: (ratios, layers) of each capture. `ratio` is marked.
+    """
     marked = () if ratio is None else (Marker("x", x=ratio, label="ratio", selected=True),)
+    one = len(same_model(captures)) == 1
+    slots = [1 if one else len(layers) * max(1, run.info.context_length) for run in captures]
+    heights = np.mean([part / size for part, size in zip(counts, slots, strict=True)], axis=0)
     return Figure(
         "area",
         "What each layer keeps at every ratio",
         Axis("compression ratio", np.array(ratios)),
-        Axis("entries per KV head, all layers"),
-        {"y": counts.T.astype(np.float32)},
+        Axis("entries per KV head, all layers" if one else "share of all slots kept"),
+        {"y": heights.T.astype(np.float32)},
         series=tuple(Series(f"layer {layer}") for layer in layers),
         markers=marked,
-        caption=f"Each band is one layer, the lowest first. {source_words(capture)}.",
+        caption=(
+            f"Each band is one layer, the lowest first{'' if one else '; the mean of the runs'}. "
+            f"{captures_words(captures)}."
+        ),
         alt=f"Entries kept by {len(layers)} layers at {len(ratios)} ratios.",
-        note=BUDGET_NOTE,
-        provenance=provenance(capture, figure="budgets_over_ratios", ratio=ratio),
+        note=RATIOS_NOTE,
+        provenance=captures_provenance(captures, figure="budgets_over_ratios", ratio=ratio),
     )
 
 
 def allocation_lines(
-    capture: Capture, counts: Mapping[str, np.ndarray], *, layers: Sequence[int], ratio: float
+    captures: Sequence[Capture],
+    counts: Sequence[Mapping[str, np.ndarray]],
+    *,
+    layers: Sequence[int],
+    ratio: float,
 ) -> Figure:
-    """Lines over layers: mean entries per KV head of each allocation, the band over heads.
+    """Lines over layers: mean entries per KV head of each allocation, the band over heads; for
+    several captures, shares of the context, over the heads of all.
 
-    counts: by key of ALLOCATIONS, (layers, kv_heads) of `allocated`.
+    counts: of each capture by key of ALLOCATIONS, (layers, kv_heads) of `allocated`.
     """
-    arrays = banded([values.T.astype(np.float32) for values in counts.values()])
+    one = len(same_model(captures)) == 1
+    names = list(counts[0])
+    sizes = [1 if one else max(1, run.info.context_length) for run in captures]
+    rows = [
+        np.concatenate([part[name].T / size for part, size in zip(counts, sizes, strict=True)])
+        for name in names
+    ]
+    arrays = banded([part.astype(np.float32) for part in rows])
     totals = "; ".join(
-        f"{ALLOCATIONS[name]} {int(values.sum()):,}" for name, values in counts.items()
+        f"{ALLOCATIONS[name]} {sum(int(part[name].sum()) for part in counts):,}" for name in names
     )
     return Figure(
         "lines",
-        "The same budget, split five ways" if len(counts) == 5 else "The same budget, split",
+        "The same budget, split five ways" if len(names) == 5 else "The same budget, split",
         Axis("layer", np.array(layers)),
-        Axis("entries per KV head"),
+        Axis("entries per KV head" if one else "share of the context kept"),
         arrays,
-        series=tuple(Series(ALLOCATIONS[name]) for name in counts),
+        series=tuple(Series(ALLOCATIONS[name]) for name in names),
         caption=(
             f"{number(ratio * 100)} % evicted, the same scores"
             f"{f'; band: {BAND_WORDS} of the KV heads' if 'low' in arrays else ''}. Realised "
-            f"entries over all heads: {totals}. {source_words(capture)}."
+            f"entries over all heads: {totals}. {captures_words(captures)}."
         ),
-        alt=f"Entries by layer under {len(counts)} allocations; totals: {totals}.",
+        alt=f"Entries by layer under {len(names)} allocations; totals: {totals}.",
         note=SPLIT_NOTE,
-        provenance=provenance(
-            capture, figure="allocation_lines", allocations=list(counts), ratio=ratio
+        provenance=captures_provenance(
+            captures, figure="allocation_lines", allocations=names, ratio=ratio
         ),
     )
 
 
 def head_budgets(
-    capture: Capture,
-    counts: np.ndarray,
+    captures: Sequence[Capture],
+    counts: Sequence[np.ndarray],
     allocate: str,
     *,
     layers: Sequence[int],
-    context: int,
     selected: tuple[int, int] | None = None,
 ) -> Figure:
-    """Heatmap layer (y) by KV head (x): entries each head keeps; counts (layers, kv_heads)."""
+    """Heatmap layer (y) by KV head (x): entries each head keeps; for several captures, the mean
+    share of the context.
+
+    counts: (layers, kv_heads) of each capture.
+    """
+    one = len(same_model(captures)) == 1
+    context = max(1, captures[0].info.context_length)
+    sizes = [1 if one else max(1, run.info.context_length) for run in captures]
+    z = np.mean([part / size for part, size in zip(counts, sizes, strict=True)], axis=0)
     markers = () if selected is None else (Marker("cell", selected[1], selected[0], selected=True),)
+    of = f"Of {context:,} entries of the context" if one else "The mean of the runs"
     return Figure(
         "heatmap",
         f"Entries by layer and KV head, {ALLOCATIONS[allocate]}",
-        Axis("KV head", np.arange(counts.shape[1])),
+        Axis("KV head", np.arange(z.shape[1])),
         Axis("layer", np.array(layers), reversed=True),
-        {"z": counts.astype(np.float32)},
-        colour=ColourScale("entries kept", (0.0, float(max(1, context)))),
+        {"z": z.astype(np.float32)},
+        colour=(
+            ColourScale("entries kept", (0.0, float(context)))
+            if one
+            else ColourScale("share of the context kept", (0.0, 1.0))
+        ),
         markers=markers,
         pickable=True,
-        caption=f"Of {context:,} entries of the context. {source_words(capture)}.",
-        alt=f"Entries per head from {int(counts.min()):,} to {int(counts.max()):,}.",
-        note=SPLIT_NOTE,
-        provenance=provenance(capture, figure="head_budgets", allocate=allocate),
+        caption=f"{of}. {captures_words(captures)}.",
+        alt=f"Entries per head from {number(float(z.min()))} to {number(float(z.max()))}.",
+        note=HEADS_NOTE,
+        provenance=captures_provenance(captures, figure="head_budgets", allocate=allocate),
     )
-
-
-def composite_matrix(
-    capture: Capture,
-    composed: Composed,
-    layer: int,
-    *,
-    layers: Sequence[int],
-    first: int = 0,
-    rows: int = 64,
-    chosen: int | None = None,
-) -> Figure:
-    """Heatmap slot (y) by KV head (x): original positions of the composite tokens of a layer.
-
-    first: the first slot shown; slots that are not kept are empty. chosen: a slot to mark.
-    """
-    number_of = _place(layer, layers)
-    kept = int(composed.counts[number_of])
-    shown = composed.slots[number_of, :, first : first + rows].T.astype(np.float32)
-    if not len(shown):
-        raise AnalysisError(f"Layer {layer} has slots 0 to {composed.context - 1}, not {first}.")
-    shown[max(0, kept - first) :] = np.nan
-    alike = (shown == shown[:, :1]).all(axis=1)
-    return Figure(
-        "heatmap",
-        f"Composite tokens of layer {layer}",
-        Axis("KV head", np.arange(shown.shape[1])),
-        Axis("composite slot", first + np.arange(len(shown)), reversed=True),
-        {"z": shown},
-        colour=ColourScale("original position", (0.0, float(max(1, composed.context - 1)))),
-        markers=() if chosen is None else (Marker("y", y=chosen, selected=True),),
-        pickable=shown.size <= 4096,
-        caption=(
-            f"Slots {first:,} to {first + len(shown) - 1:,} of {kept:,} kept in layer {layer}; "
-            f"{int(alike.sum())} of these hold one and the same token in every head. "
-            f"{source_words(capture)}."
-        ),
-        alt=f"Original positions of {len(shown)} composite tokens over {shown.shape[1]} heads.",
-        note=MATRIX_NOTE,
-        provenance=provenance(capture, figure="composite_matrix", layer=layer, first=first),
-    )
-
-
-def composite_table(
-    capture: Capture,
-    composed: Composed,
-    layer: int,
-    *,
-    layers: Sequence[int],
-    first: int = 0,
-    rows: int = 64,
-) -> pd.DataFrame:
-    """One row per slot and head: slot, kv_head, position, token, slot_score, kept."""
-    number_of = _place(layer, layers)
-    pieces = token_pieces(capture)
-    slots = composed.slots[number_of, :, first : first + rows]
-    places, heads = np.meshgrid(first + np.arange(slots.shape[1]), np.arange(slots.shape[0]))
-    return pd.DataFrame(
-        {
-            "slot": places.T.reshape(-1),
-            "kv_head": heads.T.reshape(-1),
-            "position": slots.T.reshape(-1),
-            "token": [visible(pieces[place]) for place in slots.T.reshape(-1)],
-            "slot_score": composed.slot_scores[number_of][places.T.reshape(-1)],
-            "kept": places.T.reshape(-1) < composed.counts[number_of],
-        }
-    )
-
-
-def _place(layer: int, layers: Sequence[int]) -> int:
-    if layer not in layers:
-        raise AnalysisError(
-            f"Layer {layer} has no composite tokens; choose one of {', '.join(map(str, layers))}."
-        )
-    return list(layers).index(layer)
 
 
 def operator_effect(
-    capture: Capture,
-    default: Composed,
-    variants: Mapping[str, Composed],
+    captures: Sequence[Capture],
+    default: Sequence[Composed],
+    variants: Mapping[str, Sequence[Composed]],
     *,
     layers: Sequence[int],
 ) -> Figure:
-    """Bars: what each variant adds to or takes from each layer, against the default."""
+    """Bars: what each variant adds to or takes from each layer, against the default; for several
+    captures, the mean in shares of the context.
+
+    default, and each of variants: one per capture.
+    """
     if not variants:
         raise AnalysisError("No other operator is chosen to compare with the default.")
-    differences = np.stack([made.counts - default.counts for made in variants.values()])
-    told = "; ".join(
-        f"{name} {number(float(overlap(default, made).mean()) * 100)} %"
-        for name, made in variants.items()
-    )
+    one = len(same_model(captures)) == 1
+    rows, overlaps = [], {}
+    for name, made in variants.items():
+        pairs = list(zip(made, default, strict=True))
+        sizes = [1 if one else max(1, own.context) for own in made]
+        moved = [own.counts - usual.counts for own, usual in pairs]
+        rows.append(np.mean([part / size for part, size in zip(moved, sizes, strict=True)], axis=0))
+        overlaps[name] = float(np.mean([overlap(usual, own).mean() for own, usual in pairs]))
+    differences = np.stack(rows)
+    told = "; ".join(f"{name} {number(share * 100)} %" for name, share in overlaps.items())
     return Figure(
         "bars",
         "Effect of the operators on the budgets",
         Axis("layer", np.array(layers)),
-        Axis("entries more than the default"),
+        Axis("entries" if one else "share of the context", unit="more than the default"),
         {"y": differences.astype(np.float32)},
         series=tuple(Series(name) for name in variants),
         markers=(Marker("y", y=0.0),),
-        caption=f"Overlap of what is kept with the default: {told}. {source_words(capture)}.",
+        caption=f"Overlap of what is kept with the default: {told}. {captures_words(captures)}.",
         alt=f"Differences of layer budgets for {len(variants)} variants. Overlap: {told}.",
         note=OPERATOR_NOTE,
-        provenance=provenance(capture, figure="operator_effect", variants=list(variants)),
+        provenance=captures_provenance(captures, figure="operator_effect", variants=list(variants)),
     )
 
 

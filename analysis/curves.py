@@ -10,7 +10,7 @@ import numpy as np
 from analysis.comparison import BAND, band_over, mean_over
 from analysis.errors import AnalysisError
 from analysis.words import provenance, source_words
-from cache_store.reader import Capture
+from cache_store.reader import Capture, CaptureInfo
 
 BAND_WORDS = f"{BAND[0]}th to {BAND[1]}th percentile"
 
@@ -25,16 +25,17 @@ def same_model(captures: Sequence[Capture]) -> Sequence[Capture]:
     first = captures[0].info
     for capture in captures[1:]:
         info = capture.info
-        if (info.model_id, info.layers, info.kv_heads) != (
-            first.model_id,
-            first.layers,
-            first.kv_heads,
-        ):
+        if _shape(info) != _shape(first):
             raise AnalysisError(
                 f"Runs of different models cannot be pooled: {first.id} is of {first.model_id}, "
                 f"{info.id} of {info.model_id}; choose runs of one model."
             )
     return captures
+
+
+def _shape(info: CaptureInfo) -> tuple[object, ...]:
+    """What two runs must share so that their layers and heads are the same ones."""
+    return info.model_id, info.layers, info.query_heads, info.kv_heads
 
 
 def captures_words(captures: Sequence[Capture]) -> str:

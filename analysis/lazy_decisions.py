@@ -104,6 +104,30 @@ def evictions_table(
     return table.sort_values(["step", "position", "form"], ignore_index=True)
 
 
+def decision_at(table: pd.DataFrame, step: int) -> tuple[int, pd.DataFrame]:
+    """The newest decision until a step (before the first, the first), and its entries once each.
+
+    table: of `evictions_table`, not empty. Columns: position, by ("both forms" or the one form),
+    mri, released and printed (I in each form, NaN where it ranked or evicted nothing), recurs_at.
+    """
+    steps = table["step"].unique()
+    until = steps[steps <= step]
+    at = int(until.max() if len(until) else steps.min())
+    rows = table[table["step"] == at]
+    entries = rows.drop_duplicates("position").set_index("position").sort_index()
+    own = {key: rows[rows["form"] == name].set_index("position") for key, name in FORMS.items()}
+    both = own["released"].index.intersection(own["printed"].index)
+    return at, pd.DataFrame(
+        {
+            "position": entries.index,
+            "by": np.where(entries.index.isin(both), "both forms", entries["form"]),
+            "mri": entries["mri"].to_numpy(),
+            **{key: part["score"].reindex(entries.index).to_numpy() for key, part in own.items()},
+            "recurs_at": entries["recurs_at"].to_numpy(),
+        }
+    )
+
+
 def decision_summary(table: pd.DataFrame) -> pd.DataFrame:
     """Per form: decisions, evicted, returned (how many of them would have come back), share."""
     rows = []

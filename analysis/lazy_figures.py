@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from analysis.comparison import budget_words, series_of
+from analysis.comparison import budget_words, from_zero, series_of
 from analysis.figure import Axis, Figure, Marker, Note, Series
 from analysis.lazy_decisions import FORMS
 from analysis.live import FULL
@@ -28,9 +29,9 @@ EVICTION_NOTE = Note(
     "LazyEviction, Figures 1 and 4(a)",
 )
 SAWTOOTH_NOTE = Note(
-    "Policies that evict at every step stay level, LazyEviction's cache grows for W steps and is "
-    "cut back to its budget; the full cache grows on. Policies that evict once after the prompt "
-    "grow like the full cache from a lower start.",
+    "LazyEviction's cache grows for W steps and is cut back to its budget, a sawtooth; policies "
+    "that evict at every step stay level. Those that evict once after the prompt grow like the "
+    "full cache from a lower start.",
     "entries cached after each step, the mean over layers and heads",
     "LazyEviction, Figure 6",
 )
@@ -91,24 +92,40 @@ _EVICTED = (("#B0B0B0", "#404040"), ("#9CC8E8", "#0072B2"), ("#F0B48C", "#D55E00
 
 
 def cached_over_steps(
-    capture: Capture, replays: Sequence[Replayed], *, step: int | None = None
+    capture: Capture, replays: Sequence[Replayed], *, step: int | None = None, full: bool = True
 ) -> Figure:
-    """Lines: entries cached after each step, mean over layers and heads, and the full cache's."""
+    """Lines: entries cached after each step, mean over layers and heads.
+
+    full: with the full cache's line, from 0; without it the axis spans what the policies hold once
+    they evict, so that their rise and fall is seen, and the caption says where the full cache is.
+    """
     info = capture.info
     steps = np.arange(info.response_length + 1)
     lines = [_mean_counts(policy, len(steps)) for policy in replays]
-    lines.append((info.prompt_length + steps).astype(np.float32))
+    series, axis = series_of(replays), Axis("entries per layer and KV head")
+    whole = (info.prompt_length + steps).astype(np.float32)
+    more = ""
+    if full or not lines:
+        lines.append(whole)
+        series = (*series, FULL)
+        axis = replace(axis, range=from_zero({"y": np.stack(lines)}))
+    else:
+        axis = replace(axis, range=_once_evicting(lines, whole))
+        more = (
+            " The axis spans what is held once something is evicted and does not begin at 0; the "
+            f"full cache grows from {int(whole[0]):,} to {int(whole[-1]):,} entries."
+        )
     lowest = min(float(np.nanmin(line)) for line in lines)
     told = f"{budget_words(replays)}; " if replays else ""
     return Figure(
         "lines",
         "Entries cached over the generated length",
         Axis("step", steps),
-        Axis("entries per layer and KV head"),
+        axis,
         {"y": np.stack(lines)},
-        series=(*series_of(replays), FULL),
+        series=series,
         markers=() if step is None else (Marker("x", x=step, label="step", selected=True),),
-        caption=f"Mean over layers and heads. {told}{source_words(capture)}.",
+        caption=f"Mean over layers and heads. {told}{source_words(capture)}.{more}",
         alt=f"Cached entries of {len(lines)} caches over {len(steps) - 1:,} steps, lowest "
         f"{number(lowest)}.",
         note=SAWTOOTH_NOTE,
@@ -116,6 +133,18 @@ def cached_over_steps(
             capture, figure="cached_over_steps", policies=[policy.choice for policy in replays]
         ),
     )
+
+
+def _once_evicting(lines: Sequence[np.ndarray], whole: np.ndarray) -> tuple[float, float] | None:
+    """What the lines span where they hold less than the full cache, with a margin; None if they
+    never do."""
+    evicting = [line[line < whole - 0.5] for line in lines]
+    held = np.concatenate(evicting)
+    if not len(held):
+        return None
+    low, high = float(held.min()), float(held.max())
+    margin = max(1.0, 0.08 * (high - low))
+    return max(0.0, low - margin), high + margin
 
 
 def _mean_counts(policy: Replayed, steps: int) -> np.ndarray:

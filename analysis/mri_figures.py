@@ -119,6 +119,14 @@ def _distribution_alt(whole: Distribution, share: float) -> str:
     )
 
 
+GRID_NOTE = Note(
+    "Each cell is one KV head; where many tokens recur, or after long pauses, a small window would "
+    "evict what the head needs again. One W serves all heads, so bright heads are those it fits "
+    "least.",
+    "share = |{i : MRIᵢ > 1}| / |{i ever active}|; W of one head = min {m : F(m) ≥ 0.8}, 0.8 the "
+    "chosen share",
+    "LazyEviction, Section 4.3, by layer and head",
+)
 MEASURES = {
     "share": ("tokens with MRI > 1", "share of the tokens that were ever active"),
     "window": ("window that covers {percent:.0f} % of the tokens", "steps"),
@@ -156,8 +164,11 @@ def mri_by_head(
         colour=ColourScale(unit, (0.0 if measure == "share" else 1.0, top)),
         markers=markers,
         pickable=True,
-        caption=f"{label[0].upper()}{label[1:]}. {captures_words(same_model(captures))}.",
+        caption=(
+            f"{label[0].upper()}{label[1:]}{'' if len(values) == 1 else ', the mean of the runs'}. "
+            f"{captures_words(same_model(captures))}."
+        ),
         alt=f"Grid of {z.shape[0]} layers by {z.shape[1]} KV heads: {label}.",
-        note=DISTRIBUTION_NOTE,
+        note=GRID_NOTE,
         provenance=captures_provenance(captures, figure="mri_by_head", measure=measure),
     )

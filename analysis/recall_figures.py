@@ -183,7 +183,8 @@ def recall_by_head(
         markers=markers,
         pickable=True,
         caption=(
-            f"B = {budget:,}, window from {label}, of {what}; mean {number(float(np.nanmean(z)))}. "
+            f"B = {budget:,}, window from {label}, of {what}; mean {number(float(np.nanmean(z)))}"
+            f"{'' if len(ranked) == 1 else ' over the runs'}. "
             f"{captures_words(same_model(captures))}."
         ),
         alt=(

@@ -25,7 +25,14 @@ MAP_NOTE = Note(
     "is left alone for a while, and draws attention again: evicted in between, it would be missed.",
     "A(t, i) = softmax(scaling · q_t kᵀ)ᵢ, the mean over the query heads of the KV head; numbered "
     "are the tokens whose return after their longest pause drew most attention",
-    "LazyEviction, Figure 3(a) and (b); Figure 2(b)",
+    "LazyEviction, Figure 3(a) and (b)",
+)
+IMPORTANT_NOTE = Note(
+    "Each row marks the half of the entries that a step attends to most. A column that is marked, "
+    "then empty, then marked again is a token that a policy looking at the present alone would "
+    "have evicted in between.",
+    "important(t, i): A(t, i) is among the ⌈n/2⌉ largest of the n entries that step t sees",
+    "LazyEviction, Figure 2(b)",
 )
 RASTER_NOTE = Note(
     "Each row is a token: filled where a step attends to it with at least α, striped while it is "
@@ -57,15 +64,7 @@ def attention_map(
     than `bins` positions or steps are pooled by their maximum.
     """
     steps, length = attention.shape
-    if not steps:
-        raise AnalysisError(NO_RESPONSE)
-    columns, rows = edges_within(length, bins), edges_within(steps, bins)
-    z = pool_columns(pool_columns(attention, columns).T, rows).T
-    markers = [
-        Marker("cell", token.position, token.returned, circled(token.number)) for token in recurring
-    ]
-    if step is not None and 1 <= step <= steps:
-        markers.append(Marker("y", y=step, selected=True))
+    columns, rows, z = _map_cells(attention, bins, "max")
     largest = float(np.nanmax(z))
     return Figure(
         "heatmap",
@@ -74,7 +73,7 @@ def attention_map(
         Axis("step", edges=rows + 1, reversed=True),
         {"z": z},
         colour=ColourScale("attention", (1e-5, 1.0), log=True),
-        markers=(Marker("x", x=capture.info.prompt_length - 0.5, label="response"), *markers),
+        markers=_map_markers(capture, recurring, step),
         caption=(
             f"Attention of the {steps:,} generated tokens, the mean over the query heads of KV "
             f"head {kv_head} in layer {layer}, under the full cache; {len(recurring)} recurring "
@@ -89,6 +88,76 @@ def attention_map(
         note=MAP_NOTE,
         provenance=provenance(capture, figure="attention_map", layer=layer, kv_head=kv_head),
     )
+
+
+def important_map(
+    capture: Capture,
+    attention: np.ndarray,
+    recurring: Sequence[Recurring],
+    layer: int,
+    kv_head: int,
+    *,
+    step: int | None = None,
+    bins: int = COLUMNS,
+) -> Figure:
+    """Heatmap of one KV head, steps (y) by positions (x): 1 where the entry is among the half that
+    the step attends to most, 0 where not; more than `bins` are pooled by their mean.
+
+    attention: (T, P + T) of `response_attention`; recurring tokens carry their numbers.
+    """
+    steps, length = attention.shape
+    born = ~np.isnan(attention)
+    order = np.argsort(np.where(born, -attention, np.inf), axis=1, kind="stable")
+    ranks = np.empty_like(order)
+    np.put_along_axis(ranks, order, np.broadcast_to(np.arange(length), order.shape), axis=1)
+    half = -(-born.sum(axis=1, keepdims=True) // 2)
+    important = np.where(born, (ranks < half).astype(np.float32), np.nan)
+    columns, rows, z = _map_cells(important, bins, "mean")
+    changed = (important[1:] != important[:-1]) & born[:-1]
+    share = float(changed.sum() / max(1, born[:-1].sum()))
+    return Figure(
+        "heatmap",
+        f"Important positions at each step, layer {layer}, KV head {kv_head}",
+        Axis("position", edges=columns),
+        Axis("step", edges=rows + 1, reversed=True),
+        {"z": z},
+        colour=ColourScale("share in the more attended half", (0.0, 1.0)),
+        markers=_map_markers(capture, recurring, step),
+        caption=(
+            f"The more attended half at each of {steps:,} steps in KV head {kv_head} of layer "
+            f"{layer}, under the full cache; from one step to the next {number(share * 100)} % of "
+            f"the entries enter or leave it.{pooling_words(length, columns, 'mean')} "
+            f"{source_words(capture)}."
+        ),
+        alt=(
+            f"Which of {length:,} positions are in the more attended half at each of {steps:,} "
+            f"steps; {number(share * 100)} % change from step to step."
+        ),
+        note=IMPORTANT_NOTE,
+        provenance=provenance(capture, figure="important_map", layer=layer, kv_head=kv_head),
+    )
+
+
+def _map_cells(values: np.ndarray, bins: int, how: str) -> tuple[np.ndarray, ...]:
+    """Edges of positions and of steps, and values (steps, positions) pooled between them."""
+    steps, length = values.shape
+    if not steps:
+        raise AnalysisError(NO_RESPONSE)
+    columns, rows = edges_within(length, bins), edges_within(steps, bins)
+    return columns, rows, pool_columns(pool_columns(values, columns, how).T, rows, how).T
+
+
+def _map_markers(
+    capture: Capture, recurring: Sequence[Recurring], step: int | None
+) -> tuple[Marker, ...]:
+    """Where the response begins, where the numbered tokens came back, and the reader's step."""
+    markers = [Marker("x", x=capture.info.prompt_length - 0.5, label="response")]
+    markers += [
+        Marker("cell", token.position, token.returned, circled(token.number)) for token in recurring
+    ]
+    if step is not None and 1 <= step <= capture.info.response_length:
+        markers.append(Marker("y", y=step, selected=True))
+    return tuple(markers)
 
 
 def circled(value: int) -> str:

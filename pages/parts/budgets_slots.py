@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
+from analysis.composite_figures import ROWS
 from analysis.figure import Figure
 from cache_store.reader import CaptureInfo
 from pages.parts import card, looks_budgets, paper_view, selection
@@ -14,13 +15,15 @@ from pages.parts.text import plain
 if TYPE_CHECKING:
     from pages.parts.budgets_view import Look
 
-ROWS = 64  # composite slots of one page of the matrix
+HEIGHT = 520
 
 
 def composite(look: Look) -> Figure | None:
     """The composite tokens of the layer; a click shows what a slot is made of."""
     context = look.info.context_length
     first, slot = slots(look.info)
+    if len(look.runs) > 1:
+        st.caption("The tokens behind a slot are a prompt's own: below is this run alone.")
     with st.grid(2, min_column_width=440):
         with st.container(gap="xsmall"):
             figure = paper_view.attempt(
@@ -29,6 +32,7 @@ def composite(look: Look) -> Figure | None:
                 key="composite",
                 run_id=look.run_id,
                 link=look.link(),
+                height=HEIGHT,
                 on_cell=_take_slot,
             )
             if context > ROWS:

@@ -12,11 +12,9 @@ from analysis.budgets import ALLOCATIONS
 from analysis.budgets_figures import OVERRIDE
 from analysis.context_scores import SOURCES
 from analysis.figure import Figure, Note
-from cache_store.errors import KVScopeError
 from cache_store.reader import CaptureInfo
-from kvpolicies import PolicyError
 from kvpolicies.parameters import PARAMETERS
-from pages.parts import budgets_slots, card, eviction_view, looks_budgets, paper_view, selection
+from pages.parts import budgets_slots, eviction_view, looks_budgets, paper_view, selection
 from pages.parts.looks_budgets import TASKS, VARIANTS, Operators
 from pages.parts.text import plain
 
@@ -48,8 +46,12 @@ class Look:
     match: str
 
     @property
+    def settings(self) -> tuple[str, Operators, float, int]:
+        return self.source, self.operators, self.ratio, self.floor
+
+    @property
     def scored(self) -> tuple[str, str, Operators, float, int]:
-        return self.run_id, self.source, self.operators, self.ratio, self.floor
+        return self.run_id, *self.settings
 
     def link(self) -> dict[str, Any]:
         by = self.operators
@@ -68,7 +70,7 @@ class Look:
             "floor": next(words for words, value in FLOORS.items() if value == self.floor),
             "layer_0": next(words for words, value in LAYER_0.items() if value == self.match),
             **{key: st.query_params.get(key) for key in ("split", "slot", "first", "step")},
-            "variant": st.query_params.get_all("variant") or None,
+            "versus": st.query_params.get_all("versus") or None,
         }
 
 
@@ -87,7 +89,7 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
             operators = _operators()
             floor = selection.segment("Least that every layer keeps", "floor", list(FLOORS))
             match = selection.segment("Layer 0 keeps", "layer_0", list(LAYER_0), help=OVERRIDE)
-            runs = paper_view.pooled_runs(run_id, info)
+            runs = paper_view.pooled_runs(run_id, info, "context")
     budgets_slots.slots(info)
     return Look(
         run_id,
@@ -140,30 +142,33 @@ _TERM = ["with", "without"]
 
 
 def show(look: Look) -> dict[str, str | Note]:
+    ready = paper_view.ready(
+        look.runs,
+        lambda run: looks_budgets.composed(run, *look.settings, look.match),
+        title="What each layer keeps",
+        key="n",
+    )
+    if look.run_id not in ready:
+        return {}  # every figure needs this run's attention and total
     figures: dict[str, Figure | None] = {}
     with st.grid(2, min_column_width=440):
-        try:
-            budgets = looks_budgets.layer_budgets(
-                look.runs, look.source, look.operators, look.ratio, look.floor, look.match
-            )
-        except (KVScopeError, PolicyError) as error:
-            paper_view.instead(error, title="What each layer keeps", key="n", run_id=look.run_id)
-            return {}  # every other figure needs the same attention and total
-        card.figure_card(
-            budgets, key="layer-budgets", link_values=look.link(), height=paper_view.HEIGHT
+        figures["What each layer keeps"] = _figure(
+            look,
+            "What each layer keeps",
+            "layer-budgets",
+            lambda: looks_budgets.layer_budgets(ready, *look.settings, look.match),
         )
-        figures["What each layer keeps"] = budgets
         figures["At every ratio"] = _figure(
             look,
             "What each layer keeps at every ratio",
             "over-ratios",
-            lambda: looks_budgets.budgets_over_ratios(*look.scored),
+            lambda: looks_budgets.budgets_over_ratios(ready, *look.settings),
         )
     if look.match != "paper":
         st.caption(plain(OVERRIDE))
-    _splits(look, figures)
+    _splits(look, ready, figures)
     figures["Composite tokens"] = budgets_slots.composite(look)
-    _effect(look, figures)
+    _effect(look, ready, figures)
     return paper_view.notes_of(figures) | {"The paper's settings": _settings(look)}
 
 
@@ -187,74 +192,62 @@ def _figure(
     )
 
 
-def _splits(look: Look, figures: dict[str, Figure | None]) -> None:
+def _splits(look: Look, ready: tuple[str, ...], figures: dict[str, Figure | None]) -> None:
     """The same scores and total under other rules, by layer and by head."""
     with st.grid(2, min_column_width=440):
         figures["Other splits"] = _figure(
             look,
             "The same budget, split otherwise",
             "splits",
-            lambda: looks_budgets.allocation_lines(*look.scored),
+            lambda: looks_budgets.allocation_lines(ready, *look.settings),
         )
         with st.container(gap="xsmall"):
             words = selection.choice(
                 "Split of the heads", "split", list(RULES), next(iter(RULES)), width=220
             )
-            run_id, source, operators, ratio, floor = look.scored
-            _figure(
+            figures["By head"] = _figure(
                 look,
                 "Entries by layer and KV head",
                 "head-budgets",
                 lambda: looks_budgets.head_budgets(
-                    run_id,
-                    source,
-                    operators,
-                    ratio,
-                    RULES[words],
-                    floor,
-                    (look.layer, look.kv_head),
+                    ready, *look.settings, RULES[words], (look.layer, look.kv_head)
                 ),
                 height=paper_view.HEIGHT - 76,
-                on_cell=_to_head(look),
+                on_cell=eviction_view.go,
             )
 
 
-def _to_head(look: Look) -> Callable[[int, int], None]:
-    return lambda layer, head: eviction_view.go(layer, head)
-
-
-def _effect(look: Look, figures: dict[str, Figure | None]) -> None:
+def _effect(look: Look, ready: tuple[str, ...], figures: dict[str, Figure | None]) -> None:
     """What other operators or task tokens change, against the default."""
     own = next(name for name, source in TASKS.items() if source == look.source)
     offered = [name for name in VARIANTS if name != own]
-    asked = [name for name in st.query_params.get_all("variant") if name in offered]
+    asked = [name for name in st.query_params.get_all("versus") if name in offered]
     now = asked or [name for name in SHOWN_VARIANTS if name in offered]
     with st.container(border=False, gap="xsmall"):
         st.multiselect(
             "Compared with the default",
             offered,
             key="variants",
-            on_change=paper_view.hold("variant", "variants", now),
+            on_change=paper_view.hold("versus", "variants", now),
             help="Other operators over the same task tokens, or the default ones over others.",
         )
-        there = tuple(name for name in now if _is_there(look, name))
+        there = tuple(name for name in now if _is_there(look, ready, name))
         figures["Operators"] = _figure(
             look,
             "Effect of the operators on the budgets",
             "operators",
             lambda: looks_budgets.operator_effect(
-                look.run_id, look.source, look.ratio, look.floor, there
+                ready, look.source, look.ratio, look.floor, there
             ),
         )
 
 
-def _is_there(look: Look, name: str) -> bool:
+def _is_there(look: Look, ready: tuple[str, ...], name: str) -> bool:
     """Whether a variant can be drawn; otherwise what it needs stands above the figure."""
-    try:
-        looks_budgets.variant(look.run_id, look.source, look.ratio, look.floor, name)
-    except (KVScopeError, PolicyError) as error:
-        key = f"variant-{VARIANTS.index(name)}"
-        title = f"{name[0].upper()}{name[1:]}"
-        paper_view.instead(error, title=title, key=key, run_id=look.run_id)
-        return False
-    return True
+    there = paper_view.ready(
+        ready,
+        lambda run: looks_budgets.variant(run, look.source, look.ratio, look.floor, name),
+        title=f"{name[0].upper()}{name[1:]}",
+        key=f"variant-{VARIANTS.index(name)}",
+    )
+    return there == ready

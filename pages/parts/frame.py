@@ -80,18 +80,18 @@ def _pick_run() -> None:
             _say_unknown(asked, run, "The newest run is shown.")
         st.query_params["run"] = run
     st.session_state["run"] = st.session_state["run_choice"] = run
-    names = _names(ids, [str(title) for title in readable["title"]])
+    called = names(ids, [str(title) for title in readable["title"]])
     st.selectbox(
         "Run",
         ids,
-        format_func=lambda run_id: names.get(run_id, run_id),
+        format_func=lambda run_id: called.get(run_id, run_id),
         key="run_choice",
         on_change=_run_chosen,
     )
     _facts(readable[readable["id"] == run].iloc[0])
 
 
-def _names(ids: list[str], titles: list[str]) -> dict[str, str]:
+def names(ids: list[str], titles: list[str]) -> dict[str, str]:
     """What the picker calls each run. Names must differ: the browser answers with a name."""
     short = [shorten(title, TITLES_SHOWN) for title in titles]
     return {

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from analysis import budgets, budgets_figures, context_scores
+from analysis import budgets, budgets_figures, composite_figures, context_scores
 from analysis.figure import Figure
 from analysis.text import token_pieces
 from analysis.words import visible
@@ -94,12 +94,10 @@ def _over_ratios(run_id: str, source: str, operators: tuple[Any, ...], floor: in
 RATIOS = [round(0.02 * n, 2) for n in range(51)]
 
 
-def budgets_over_ratios(
-    run_id: str, source: str, by: Operators, ratio: float, floor: int
-) -> Figure:
-    counts = _over_ratios(run_id, source, dataclasses.astuple(by), floor)
+def budgets_over_ratios(runs: Runs, source: str, by: Operators, ratio: float, floor: int) -> Figure:
+    counts = [_over_ratios(run, source, dataclasses.astuple(by), floor) for run in runs]
     return budgets_figures.budgets_over_ratios(
-        backstage.capture(run_id), RATIOS, counts, layers=layers_of(run_id), ratio=ratio
+        captures(runs), RATIOS, counts, layers=layers_of(runs[0]), ratio=ratio
     )
 
 
@@ -118,29 +116,31 @@ def _allocated(
     )
 
 
-def allocation_lines(run_id: str, source: str, by: Operators, ratio: float, floor: int) -> Figure:
+def allocation_lines(runs: Runs, source: str, by: Operators, ratio: float, floor: int) -> Figure:
     operators = dataclasses.astuple(by)
-    counts = {
-        rule: _allocated(run_id, source, operators, ratio, rule, floor)
-        for rule in budgets.ALLOCATIONS
-    }
+    counts = [
+        {
+            rule: _allocated(run, source, operators, ratio, rule, floor)
+            for rule in budgets.ALLOCATIONS
+        }
+        for run in runs
+    ]
     return budgets_figures.allocation_lines(
-        backstage.capture(run_id), counts, layers=layers_of(run_id), ratio=ratio
+        captures(runs), counts, layers=layers_of(runs[0]), ratio=ratio
     )
 
 
 def head_budgets(
-    run_id: str, source: str, by: Operators, ratio: float, rule: str, floor: int, selected: Cell
+    runs: Runs, source: str, by: Operators, ratio: float, floor: int, rule: str, selected: Cell
 ) -> Figure:
-    counts = _allocated(run_id, source, dataclasses.astuple(by), ratio, rule, floor)
-    capture = backstage.capture(run_id)
+    operators = dataclasses.astuple(by)
+    counts = [_allocated(run, source, operators, ratio, rule, floor) for run in runs]
     return budgets_figures.head_budgets(
-        capture,
+        captures(runs),
         counts,
         rule,
-        layers=layers_of(run_id),
-        context=capture.info.context_length,
-        selected=selected if selected[0] in layers_of(run_id) else None,
+        layers=layers_of(runs[0]),
+        selected=selected if selected[0] in layers_of(runs[0]) else None,
     )
 
 
@@ -155,7 +155,7 @@ def composite_matrix(
     chosen: int,
 ) -> Figure:
     made = composed(run_id, source, by, ratio, floor)
-    return budgets_figures.composite_matrix(
+    return composite_figures.composite_matrix(
         backstage.capture(run_id),
         made,
         layer,
@@ -171,7 +171,7 @@ def slot_table(
     """One composite token: what each head puts in it, with the text around."""
     capture = backstage.capture(run_id)
     made = composed(run_id, source, by, ratio, floor)
-    table = budgets_figures.composite_table(
+    table = composite_figures.composite_table(
         capture, made, layer, layers=layers_of(run_id), first=slot, rows=1
     )
     pieces = token_pieces(capture)
@@ -192,13 +192,13 @@ def excerpt(run_id: str, position: int) -> tuple[str, str, str]:
     return left, visible(pieces[position]), right
 
 
-def operator_effect(run_id: str, source: str, ratio: float, floor: int, variants: Runs) -> Figure:
+def operator_effect(runs: Runs, source: str, ratio: float, floor: int, variants: Runs) -> Figure:
     """Each variant against the default operators over the same task tokens, or the same operators
     over others. Raises NeedsJob where those were not computed."""
-    default = composed(run_id, source, Operators(), ratio, floor)
-    others = {name: variant(run_id, source, ratio, floor, name) for name in variants}
+    default = [composed(run, source, Operators(), ratio, floor) for run in runs]
+    others = {name: [variant(run, source, ratio, floor, name) for run in runs] for name in variants}
     return budgets_figures.operator_effect(
-        backstage.capture(run_id), default, others, layers=layers_of(run_id)
+        captures(runs), default, others, layers=layers_of(runs[0])
     )
 
 

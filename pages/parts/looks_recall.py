@@ -33,9 +33,14 @@ def recorded(run_id: str) -> list[Lookahead]:
     return _recorded(run_id, tuple(sorted(path.name for path in folder.glob("*/*.duckdb"))))
 
 
-@st.cache_resource(max_entries=4, show_spinner=False)
+@st.cache_resource(max_entries=16, show_spinner=False)
 def _recorded(run_id: str, names: tuple[str, ...]) -> list[Lookahead]:
     return lookaheads.recorded_lookaheads(backstage.capture(run_id))
+
+
+def drafted(runs: Runs) -> dict[str, Lookahead]:
+    """The lookaheads that any of the runs has, by name; the first run's where it has them."""
+    return {name: made for run in reversed(runs) for name, made in named(run).items()}
 
 
 def named(run_id: str) -> dict[str, Lookahead]:
@@ -97,14 +102,16 @@ def recall_lines(
 
 
 def _short(runs: Runs, draft: str) -> str:
-    """What a legend calls a draft: its policy, budget and length."""
-    spec = next(named(run)[draft].spec for run in runs if draft in named(run))
-    policy, steps = spec["policy"], spec["steps"]
+    """What a legend calls a draft: its policy, budget and length, and how many of the runs have it
+    where not all do."""
+    specs = [named(run)[draft].spec for run in runs if draft in named(run)]
+    policy, steps = specs[0]["policy"], specs[0]["steps"]
     method = catalogue().get(policy.get("key", ""))
     size = policy.get("options", {}).get("budget")
     told = title(policy) if method is None else method.title
     told += "" if size is None else f" {size:,}"
-    return f"draft on {told}" + ("" if steps == recall.WIDTH else f", {steps} tokens")
+    told = f"draft on {told}" + ("" if steps == recall.WIDTH else f", {steps} tokens")
+    return told + ("" if len(specs) == len(runs) else f" ({len(specs)} of {len(runs)} runs)")
 
 
 def recall_by_head(

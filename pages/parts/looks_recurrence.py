@@ -20,7 +20,9 @@ from analysis import (
     recurrence_figures,
 )
 from analysis.figure import Figure
+from analysis.text import token_pieces
 from analysis.traces import layers_within, trace_from
+from analysis.words import visible
 from pages.parts import backstage, eviction_looks, looks
 from pages.parts.backstage import captures
 
@@ -104,14 +106,14 @@ def mri_by_head(
     runs: Runs, measure: str, alpha: Alpha, count: str, share: float, selected: Cell
 ) -> Figure:
     which = list(mri_figures.MEASURES).index(measure)
-    values = [_head_values(run, alpha, count, share)[which] for run in runs]
+    own = [response_layers(run) for run in runs]
+    layers = [layer for layer in own[0] if all(layer in others for others in own)]
+    values = [
+        _head_values(run, alpha, count, share)[which][[there.index(layer) for layer in layers]]
+        for run, there in zip(runs, own, strict=True)
+    ]
     return mri_figures.mri_by_head(
-        captures(runs),
-        values,
-        measure,
-        layers=response_layers(runs[0]),
-        share=share,
-        selected=selected,
+        captures(runs), values, measure, layers=layers, share=share, selected=selected
     )
 
 
@@ -123,10 +125,11 @@ def recurring(run_id: str, layer: int, kv_head: int, alpha: Alpha, count: str) -
 
 
 @st.cache_data(max_entries=48, show_spinner=False)
-def attention_map(
-    run_id: str, layer: int, kv_head: int, alpha: Alpha, count: str, step: int
+def step_map(
+    figure: str, run_id: str, layer: int, kv_head: int, alpha: Alpha, count: str, step: int
 ) -> Figure:
-    return recurrence_figures.attention_map(
+    """`attention_map` or `important_map` of one head."""
+    return getattr(recurrence_figures, figure)(
         backstage.capture(run_id),
         layer_attention(run_id, layer)[kv_head],
         recurring(run_id, layer, kv_head, alpha, count),
@@ -211,6 +214,17 @@ def evictions_table(
     return lazy_decisions.evictions_table(made, tracked, kv_head)
 
 
+def decision_at(
+    run_id: str, layer: int, kv_head: int, alpha: Alpha, budget: int, window: int, step: int
+) -> tuple[int, pd.DataFrame]:
+    """The decision that a step follows, with the tokens it evicted; not where there is none."""
+    table = evictions_table(run_id, layer, kv_head, alpha, budget, window)
+    at, rows = lazy_decisions.decision_at(table, step)
+    pieces = token_pieces(backstage.capture(run_id))
+    rows.insert(1, "token", [visible(pieces[place]) for place in rows["position"]])
+    return at, rows
+
+
 def evictions(
     run_id: str, layer: int, kv_head: int, alpha: Alpha, budget: int, window: int, step: int
 ) -> Figure:
@@ -219,6 +233,6 @@ def evictions(
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
-def cached_over_steps(run_id: str, names: Runs, step: int) -> Figure:
+def cached_over_steps(run_id: str, names: Runs, step: int, full: bool) -> Figure:
     replays = [eviction_looks.replayed(run_id, name) for name in names]
-    return lazy_figures.cached_over_steps(backstage.capture(run_id), replays, step=step)
+    return lazy_figures.cached_over_steps(backstage.capture(run_id), replays, step=step, full=full)

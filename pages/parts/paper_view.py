@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pandas as pd
 import streamlit as st
 
 from analysis.errors import NeedsJob
@@ -13,7 +14,7 @@ from backend.jobs import derive_job
 from cache_store.errors import KVScopeError
 from cache_store.reader import CaptureInfo
 from kvpolicies import PolicyError
-from pages.parts import backstage, card, policy_replays, policy_slots, selection
+from pages.parts import backstage, card, frame, policy_replays, policy_slots, selection
 from pages.parts.policy_replays import Pending
 from pages.parts.text import plain, shorten
 
@@ -53,38 +54,79 @@ def hold(key: str, widget: str, value: Any) -> Callable[[], None]:
     return changed
 
 
-def pooled_runs(run_id: str, info: CaptureInfo) -> tuple[str, ...]:
-    """This run and the other runs of the same model that the reader pools with it."""
+def pooled_runs(run_id: str, info: CaptureInfo, needs: str) -> tuple[str, ...]:
+    """This run and the other runs of the same model that the reader pools with it.
+
+    needs: "response" or "context", which a run must have for anything to be pooled.
+    """
     runs = backstage.runs()
-    same = runs[
-        (runs["model_id"] == info.model_id)
-        & (runs["layers"] == info.layers)
-        & (runs["kv_heads"] == info.kv_heads)
-        & runs["error"].isna()
+    readable = runs[runs["error"].isna() & (runs["id"] != run_id)]
+    shape = [getattr(info, name) for name in _SHAPE]
+    same = readable[(readable[list(_SHAPE)] == shape).all(axis=1)]
+    whole = same[same[f"{needs}_length"] > 0]
+    names = frame.names([str(run) for run in whole["id"]], [str(title) for title in whole["title"]])
+    asked = [run for run in dict.fromkeys(st.query_params.get_all("with")) if run != run_id]
+    known = [run for run in asked if run in names]
+    left_out = [
+        f"{shorten(run, 24)} ({_why_not(run, readable, same, needs)})"
+        for run in asked
+        if run not in names
     ]
-    titles = {
-        str(run): shorten(title, 40)
-        for run, title in zip(same["id"], same["title"], strict=True)
-        if str(run) != run_id
-    }
-    asked = st.query_params.get_all("with")
-    known = [run for run in asked if run in titles]
-    if set(asked) - {*known, run_id}:
-        selection.notice("with", "The address pools runs that are not of this model or not here.")
+    if left_out:
+        selection.notice("with", f"Not pooled with this run: {'; '.join(left_out)}.")
     else:
         selection.forget_notice("with")
-    if not titles:
+    if not names:
         return (run_id,)
     changed = hold("with", "pooled_runs", known)
     st.multiselect(
         "Pool with other runs of this model",
-        list(titles),
-        format_func=lambda run: titles.get(run, run),
+        list(names),
+        format_func=lambda run: names.get(run, run),
         key="pooled_runs",
         on_change=changed,
         placeholder="This run alone",
     )
     return (run_id, *known)
+
+
+_SHAPE = ("model_id", "layers", "query_heads", "kv_heads")  # what runs of one model share
+
+
+def _why_not(run: str, readable: pd.DataFrame, same: pd.DataFrame, needs: str) -> str:
+    """Why a run that the address names is not pooled."""
+    if run not in set(readable["id"]):
+        return "not in this library"
+    return f"it has no {needs}" if run in set(same["id"]) else "of another model"
+
+
+def ready(
+    runs: Sequence[str], make: Callable[[str], Any], *, title: str, key: str
+) -> tuple[str, ...]:
+    """The runs that `make` can draw; in the place of the others what they need, or why not."""
+    found: list[str] = []
+    missing: list[Pending] = []
+    for run in runs:
+        try:
+            make(run)
+            found.append(run)
+        except (KVScopeError, PolicyError) as error:
+            if len(runs) == 1:
+                instead(error, title=title, key=key, run_id=run)
+            else:
+                missing.append(pending(error, backstage.library().title(run), run))
+    if missing:
+        words = f"{title}: {len(found)} of {len(runs)} runs are pooled"
+        policy_replays.waiting_for(missing, words, key=key, verb="Compute them")
+    return tuple(found)
+
+
+def pending(error: Exception, title: str, run_id: str) -> Pending:
+    """What stands between a run and a figure: the job it needs, or the sentence why not."""
+    if not isinstance(error, NeedsJob):
+        return Pending(title, None, None, str(error))
+    name = _JOBS.get(error.kind, title)
+    return Pending(title, derive_job(run_id, error.kind, error.spec, name), error)
 
 
 def attempt(
@@ -110,10 +152,8 @@ def attempt(
 def instead(error: Exception, *, title: str, key: str, run_id: str) -> None:
     """In the place of something that cannot be shown yet, or not at all."""
     if isinstance(error, NeedsJob):
-        name = _JOBS.get(error.kind, title)
-        job = derive_job(run_id, error.kind, error.spec, name)
         verb = _VERBS.get(error.kind, "Record it")
-        policy_replays.waiting(Pending(title, job, error), key=key, verb=verb)
+        policy_replays.waiting(pending(error, title, run_id), key=key, verb=verb)
         return
     with st.container(border=True, gap="xsmall", key=f"card-{key}"):
         st.markdown(f"**{plain(title)}**")

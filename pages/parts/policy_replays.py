@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 AUTOMATIC = ("replay",)  # about a second each; what needs the model waits for a button
 _BUSY_S, _IDLE_S = 0.4, 2.0
+_NAMED = 12  # jobs that one offer names
 _ASKED = "replays_asked"
 _WHOLE = "replays_whole_run"
 
@@ -214,7 +215,9 @@ def _progress_of_all(asked: Sequence[Pending], key: str, verb: str) -> None:
             args=([state.id for _, state in under_way],),
         )
     if idle:
-        names = "; ".join(one.title for one in idle)
+        named = [one.title for one in idle[:_NAMED]]
+        rest = [f"and {len(idle) - _NAMED:,} more"] if len(idle) > _NAMED else []
+        names = "; ".join([*named, *rest])
         seconds = sum(max(1.0, one.need.seconds) for one in idle if one.need is not None)
         st.caption(plain(f"Missing: {names}."))
         st.button(
@@ -264,4 +267,4 @@ def _submit(spec: JobSpec) -> None:
 
 def short_name(name: str) -> str:
     """A title without its budget, for places where the budget stands beside it."""
-    return re.sub(r", (budget [\d,]+|[\d.]+ evicted)", "", name)
+    return re.sub(r", (budget [\d,]+|[\d.e-]+% evicted)", "", name)

@@ -18,6 +18,7 @@ from cache_store.reader import CaptureInfo
 from kvpolicies.choice import canonical, title
 from pages.parts import backstage, card, looks_maps, places, selection, waiting
 from pages.parts.query_texts import query_texts
+from pages.parts.recall_drafts import DRAFTED_ON
 from pages.parts.text import number, plain
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 SPACES = ("queries", "queries and keys")
 COLOURS = ("group", "segment", "token", "step", "position")
-DRAFTERS = ("snapkv", "h2o", "streaming_llm")  # the paper drafts on SnapKV
 NONE = "none"
 DRAFTED = 8
 FEWEST = 5  # points that UMAP and t-SNE need
@@ -40,19 +40,12 @@ TABLE_NOTE = Note(
     "group‖₂; ratio = distance / spread",
     "LAQ, Figure 7 and Section 3",
 )
-TEXT_WORDS = (
+TEXT_NOTE = Note(
     "They are what the groups of points stand for: a token that is pointed at rings its point, and "
-    "a point lights up its token. The query of the chosen step has a colour of its own."
+    "a point lights up its token. The query of the chosen step has a colour of its own.",
+    "the query of step t stands at position P + t − 1, P the length of the prompt",
+    "LAQ, Figure 7(b)",
 )
-SETTINGS = (
-    "The paper drafts 8 tokens on a SnapKV cache and sets them beside the prompt's last 8 tokens "
-    "and the full cache's response; window, draft and projection can be changed here."
-)
-WORDS: dict[str, str | Note] = {
-    "The texts": TEXT_WORDS,
-    "Distances": TABLE_NOTE,
-    "The paper's settings": SETTINGS,
-}
 LABELS = ("prompt window", "lookahead", "response")
 OF_THIS_PAGE = (
     "space", "map", "by", "draft", "drafter", "draft_budget", "draft_steps", "window",
@@ -140,11 +133,12 @@ def _options(info: CaptureInfo, space: str) -> dict[str, Any]:
 def _fresh(info: CaptureInfo) -> tuple[dict[str, Any], int]:
     """The lookahead that could be recorded: policy of the small cache, and tokens drafted."""
     st.caption("A lookahead to record")
-    key = selection.choice("Draft on a cache of", "drafter", DRAFTERS, DRAFTERS[0])
+    key = selection.choice("Draft on a cache of", "drafter", DRAFTED_ON, DRAFTED_ON[0])
     usual = max(1, info.prompt_length // 4)
     budget = places.number("Its budget (entries)", "draft_budget", 1, info.prompt_length, usual)
     steps = places.number("Drafted tokens", "draft_steps", 1, 16, DRAFTED)
-    return canonical({"key": key, "options": {"budget": int(budget)}}), int(steps)
+    options = {} if key == "full" else {"budget": int(budget)}
+    return canonical({"key": key, "options": options}), int(steps)
 
 
 def _lookahead(
@@ -180,9 +174,10 @@ def _lookahead(
 
 def show(look: Look) -> dict[str, str | Note]:
     """The map, beside it the table of distances and the texts; returns the words below them."""
+    settings = {"The paper's settings": _settings(look)}
     if look.joint:
         figure = projected(look)
-        return {"The map": figure.note} if figure is not None and figure.note else {}
+        return ({"The map": figure.note} if figure is not None and figure.note else {}) | settings
     notes: dict[str, str | Note] = {}
     with st.grid(2, min_column_width=440):
         figure = projected(look)
@@ -192,7 +187,25 @@ def show(look: Look) -> dict[str, str | Note]:
             _missing_lookahead(look)
             _texts(look, figure)
     _distances(look)
-    return notes | WORDS
+    return notes | {"The texts": TEXT_NOTE, "Distances": TABLE_NOTE} | settings
+
+
+def _settings(look: Look) -> str:
+    """Which of the papers' settings are shown."""
+    if look.joint:
+        return (
+            "AttentionViz moves and scales the keys of a head onto its queries, as here; it "
+            "projects with t-SNE, UMAP or PCA and colours by position or token."
+        )
+    window = look.spec["options"]["window"]
+    drafted = "none is shown here"
+    if look.draft is not None:
+        drafted = f"here a {look.draft.title}"
+    return (
+        f"The paper drafts {DRAFTED} tokens on a SnapKV cache ({drafted}) and sets them beside the "
+        f"prompt's last {WINDOW} tokens ({'as here' if window == WINDOW else f'here {window}'}) "
+        "and the full cache's response."
+    )
 
 
 def projected(look: Look) -> Figure | None:

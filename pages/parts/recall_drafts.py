@@ -17,7 +17,7 @@ from kvpolicies import PolicyError, catalogue
 from pages.parts import backstage, eviction_looks, looks_recall, paper_view, policy_replays
 from pages.parts import selection as chosen
 from pages.parts.policy_replays import Pending
-from pages.parts.text import plain
+from pages.parts.text import plain, shorten
 
 if TYPE_CHECKING:
     from pages.parts.policy_slots import Choice
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DRAFTED_ON = ("snapkv", "streaming_llm", "h2o", "tova", "pyramidkv", "knorm", "full")
 COMPARED = 4  # drafts in one figure
+NOT_RECORDED = "This draft is not recorded yet"
 QUALITY = ("snapkv", "streaming_llm", "h2o")  # policies whose drafts are compared over budgets
 PARTS = (32, 16, 8, 4)  # of the prompt: the budgets of those drafts
 # Whose stages the latency compares: LAQ's Figure 6 has 2 and 8 steps.
@@ -43,10 +44,10 @@ def asked(info: CaptureInfo) -> tuple[Choice, int]:
     return {"key": key, "options": {} if key == "full" else {"budget": size}}, count
 
 
-def shown(run_id: str, draft: tuple[Choice, int]) -> tuple[str, ...]:
+def shown(runs: tuple[str, ...], draft: tuple[Choice, int]) -> tuple[str, ...]:
     """Names of the drafts that the figures show: the chosen one, where it is recorded, and those
     it is compared with."""
-    recorded = looks_recall.named(run_id)
+    recorded = looks_recall.drafted(runs)
     wanted = [draft_name(*draft), *st.query_params.get_all("compared")]
     if set(wanted[1:]) - set(recorded):
         chosen.notice("compared", "The address compares drafts that this run does not have.")
@@ -66,16 +67,15 @@ def card(look: Look) -> None:
                 DRAFTED_ON,
                 format_func=lambda policy: names[policy],
                 key="recall_draft",
-                on_change=paper_view.hold("draft", "recall_draft", look.draft[0]["key"]),
+                on_change=paper_view.hold("drafter", "recall_draft", look.draft[0]["key"]),
                 width=210,
             )
             numbers = _draft_numbers(look.info)
             _number("Its budget", *numbers[0])
             _number("Tokens", *numbers[1])
             _compared(look)
-        recorded = looks_recall.named(look.run_id)
-        for name in look.drafts:
-            draft = recorded[name]
+        recorded = looks_recall.named(look.run_id)  # of several runs, this one's are quoted
+        for draft in (recorded[name] for name in look.drafts if name in recorded):
             st.caption(plain(f"{draft.title}: “{''.join(draft.texts)}”"))
         _offer(look)
 
@@ -83,7 +83,7 @@ def card(look: Look) -> None:
 def _compared(look: Look) -> None:
     """Which other recorded drafts are drawn as well."""
     own = draft_name(*look.draft)
-    others = {name: made.title for name, made in looks_recall.named(look.run_id).items()}
+    others = {name: made.title for name, made in looks_recall.drafted(look.runs).items()}
     others.pop(own, None)
     if not others:
         return
@@ -130,7 +130,7 @@ def _asked(key: str, usual: int, last: int) -> int:
 def _drafted_on() -> str:
     """The URL's policy of the draft's cache."""
     return paper_view.held(
-        "draft",
+        "drafter",
         DRAFTED_ON[0],
         lambda key: key in DRAFTED_ON,
         f"it is one of {', '.join(DRAFTED_ON)}",
@@ -140,33 +140,41 @@ def _drafted_on() -> str:
 def _draft_numbers(info: CaptureInfo) -> tuple[tuple[str, int, int], ...]:
     """Address, default and largest value of the draft's budget and length."""
     prompt = info.prompt_length
-    return ("draft_b", max(1, prompt // 4), prompt), ("draft_n", WIDTH, 16)
+    return ("draft_budget", max(1, prompt // 4), prompt), ("draft_steps", WIDTH, 16)
 
 
 def _offer(look: Look) -> None:
-    try:
-        lookahead(backstage.capture(look.run_id), *look.draft)
-    except NeedsJob as need:
-        paper_view.instead(
-            need, title="This draft is not recorded yet", key="draft", run_id=look.run_id
-        )
-    except (KVScopeError, PolicyError) as error:
-        st.caption(plain(str(error)))
+    """What is missing of the chosen draft, of every run that is pooled; one button records it."""
+    missing = []
+    for run in look.runs:
+        try:
+            lookahead(backstage.capture(run), *look.draft)
+        except (KVScopeError, PolicyError) as error:
+            title = NOT_RECORDED if len(look.runs) == 1 else backstage.library().title(run)
+            missing.append(paper_view.pending(error, title, run))
+    if len(look.runs) > 1 and missing:
+        counted = f"{NOT_RECORDED} in {len(missing)} of {len(look.runs)} runs"
+        policy_replays.waiting_for(missing, counted, key="draft")
+    elif missing:
+        policy_replays.waiting(missing[0], key="draft")
 
 
 def quality(look: Look) -> Figure | None:
     """Recall over the policy and budget of the drafts' caches; the missing ones at one press."""
     steps = look.draft[1]
     sizes = sorted({max(1, look.info.prompt_length // part) for part in PARTS})
-    missing = []
-    for key in QUALITY:
-        for size in sizes:
-            choice: Choice = {"key": key, "options": {"budget": size}}
-            if draft_name(choice, steps) not in looks_recall.named(look.run_id):
-                missing.append(_pending(look.run_id, choice, steps))
+    wanted: list[Choice] = [
+        {"key": key, "options": {"budget": size}} for key in QUALITY for size in sizes
+    ]
+    missing = [
+        _pending(run, choice, steps, title=len(look.runs) > 1)
+        for run in look.runs
+        for choice in wanted
+        if draft_name(choice, steps) not in looks_recall.named(run)
+    ]
     with st.container():
         figure = None
-        if len(missing) < len(QUALITY) * len(sizes) or _has_drafts(look, steps):
+        if len(missing) < len(wanted) * len(look.runs) or _has_drafts(look, steps):
             figure = paper_view.attempt(
                 lambda: looks_recall.recall_over_draft_budget(
                     look.runs, look.budget, look.weighting, look.window, steps
@@ -185,12 +193,15 @@ def quality(look: Look) -> Figure | None:
 def _has_drafts(look: Look, steps: int) -> bool:
     return any(
         made.spec["steps"] == steps and "budget" in made.spec["policy"].get("options", {})
-        for made in looks_recall.recorded(look.run_id)
+        for made in looks_recall.drafted(look.runs).values()
     )
 
 
-def _pending(run_id: str, choice: Choice, steps: int) -> Pending:
+def _pending(run_id: str, choice: Choice, steps: int, *, title: bool) -> Pending:
+    """A draft that is not recorded; `title` names its run as well."""
     name = f"{catalogue()[choice['key']].title} {choice['options']['budget']:,}"
+    if title:
+        name += f" of {shorten(backstage.library().title(run_id), 24)}"
     try:
         lookahead(backstage.capture(run_id), choice, steps)
     except NeedsJob as need:

@@ -18,7 +18,8 @@ from pages.parts.text import plain
 if TYPE_CHECKING:
     from pages.parts.policy_slots import Choice
 
-OVER = ("all heads", "this layer", "this head")
+OVER = ("all layers and heads", "this layer", "this head")
+DRAFT = ("drafter", "draft_budget", "draft_steps")  # as the Queries page knows them
 JOINED = {"the draft alone (LAQ)": 0, "with the prompt's last 8 (LAQ++)": 8}
 
 
@@ -66,7 +67,7 @@ class Look:
             "over": self.over,
             "joined": self.joined,
             "compared": st.query_params.get_all("compared") or None,
-            **{key: st.query_params.get(key) for key in ("draft", "draft_b", "draft_n", "step")},
+            **{key: st.query_params.get(key) for key in (*DRAFT, "step")},
         }
 
 
@@ -84,7 +85,7 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
             width = int(
                 chosen.choice("Queries per window", "width", [str(n) for n in range(1, 17)], "8")
             )
-            runs = paper_view.pooled_runs(run_id, info)
+            runs = paper_view.pooled_runs(run_id, info, "response")
     draft = recall_drafts.asked(info)
     return Look(
         run_id,
@@ -100,7 +101,7 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
         over,
         joined,
         draft,
-        recall_drafts.shown(run_id, draft),
+        recall_drafts.shown(runs, draft),
     )
 
 

@@ -8,7 +8,6 @@ import streamlit as st
 
 from analysis.figure import Figure
 from analysis.lazy_decisions import decision_summary
-from cache_store.errors import KVScopeError
 from cache_store.reader import CaptureInfo
 from kvpolicies.parameters import PARAMETERS
 from pages.parts import (
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from pages.parts.recurrence_view import Look
 
 WINDOW = 25  # the policy's own default
+AXES = ("the policies", "with the full cache")
 EVICTED_COLUMNS = {
     "decisions": "Decisions",
     "evicted": "Evicted",
@@ -63,6 +63,7 @@ def evictions(look: Look) -> dict[str, Figure | None]:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         shared = policy_budget.control(look.info)
         window = _window(look)
+        axis = selection.segment("Axis of the cached entries", "axis", AXES)
     budget = shared.entries(look.info)
     figures: dict[str, Figure | None] = {}
     with st.grid(2, min_column_width=440):
@@ -73,9 +74,11 @@ def evictions(look: Look) -> dict[str, Figure | None]:
             run_id=look.run_id,
             link=look.link(),
         )
-        figures["The sawtooth"] = _sawtooth(look, shared, window)
+        figures["The sawtooth"] = _sawtooth(look, shared, window, axis == AXES[1])
     if figures["Evictions"] is not None:
-        _summary(look, budget, window)
+        with st.grid(2, min_column_width=440):
+            _summary(look, budget, window)
+            _decision(look, budget, window)
     return figures
 
 
@@ -126,7 +129,7 @@ def _take(window: int) -> None:
     st.query_params["w"] = str(window)
 
 
-def _sawtooth(look: Look, shared: policy_slots.Budget, window: int) -> Figure | None:
+def _sawtooth(look: Look, shared: policy_slots.Budget, window: int, full: bool) -> Figure | None:
     """LazyEviction with this W beside the policies of the Eviction page, where they are there."""
     lazy = {"key": "lazyeviction", "options": {"window": window}}
     others = [one for one in policy_slots.choices() if one.get("key") != "lazyeviction"]
@@ -138,7 +141,7 @@ def _sawtooth(look: Look, shared: policy_slots.Budget, window: int) -> Figure | 
         if ready:
             names = tuple(eviction_looks.name_of(one.choice) for one in ready)
             figure = paper_view.attempt(
-                lambda: looks_recurrence.cached_over_steps(look.run_id, names, look.step),
+                lambda: looks_recurrence.cached_over_steps(look.run_id, names, look.step, full),
                 title="Entries cached over the generated length",
                 key="sawtooth",
                 run_id=look.run_id,
@@ -152,10 +155,7 @@ def _sawtooth(look: Look, shared: policy_slots.Budget, window: int) -> Figure | 
 
 
 def _summary(look: Look, budget: int, window: int) -> None:
-    try:
-        table = looks_recurrence.evictions_table(*look.head, budget, window)
-    except KVScopeError:  # said in the figure's place
-        return
+    table = looks_recurrence.evictions_table(*look.head, budget, window)
     summary = decision_summary(table).round({"share_returned": 3})
     with st.container(border=True, gap="xsmall", key="card-evicted"):
         st.markdown("**How much of it would have come back**")
@@ -181,3 +181,30 @@ def _summary(look: Look, budget: int, window: int) -> None:
         )
         st.caption(plain("The data below lists every evicted entry of this head."))
         card.actions(lambda: table, key="evicted", name="evictions", link_values=look.link())
+
+
+def _decision(look: Look, budget: int, window: int) -> None:
+    """The tokens that the newest decision until the chosen step evicts."""
+    if looks_recurrence.evictions_table(*look.head, budget, window).empty:
+        return
+    at, rows = looks_recurrence.decision_at(*look.head, budget, window, look.step)
+    with st.container(border=True, gap="xsmall", key="card-decision"):
+        st.markdown(f"**Evicted at step {at:,}**")
+        column = st.column_config
+        st.dataframe(
+            rows.assign(recurs_at=rows["recurs_at"].where(rows["recurs_at"] > 0)),
+            hide_index=True,
+            height=250,
+            alt=f"The {len(rows)} entries that are evicted at step {at}",
+            column_config={
+                "position": column.NumberColumn("Position", format="localized", width=75),
+                "token": column.TextColumn("Token", width=100),
+                "by": column.TextColumn("By", width=105),
+                "mri": column.NumberColumn("MRI", help="steps, under the full cache", width=60),
+                "released": column.NumberColumn("I, released", format="%.3g", width=85),
+                "printed": column.NumberColumn("I, printed", format="%.3g", width=85),
+                "recurs_at": column.NumberColumn("Returns at step", width=110),
+            },
+        )
+        st.caption("The newest decision until the chosen step; the slider shows others.")
+        card.actions(lambda: rows, key="decision", name="decision", link_values=look.link())

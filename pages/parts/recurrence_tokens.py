@@ -18,6 +18,7 @@ from pages.parts.token_text import token_text
 if TYPE_CHECKING:
     from pages.parts.recurrence_view import Look
 
+MAPS = {"attention": "attention_map", "important positions": "important_map"}
 COUNTED = dict(zip(("birth", "first activation"), COUNTS, strict=True))
 
 
@@ -41,12 +42,13 @@ def _cdf(look: Look) -> Figure | None:
 def tokens(look: Look) -> dict[str, Figure | None]:
     """The map with numbered tokens, the text, when each token was active."""
     figures: dict[str, Figure | None] = {}
+    shows = selection.segment("The map shows", "shows", list(MAPS))
     with st.grid(2, min_column_width=440):
         figures["The map"] = _figure(
             look,
             "Tokens that come back",
             "map",
-            lambda: looks_recurrence.attention_map(*look.head, look.count, look.step),
+            lambda: looks_recurrence.step_map(MAPS[shows], *look.head, look.count, look.step),
         )
         figures["The window W"] = _cdf(look)
     _text(look)
@@ -132,7 +134,7 @@ def window(look: Look) -> dict[str, Figure | None]:
         )
         _cdf(look)
         for measure in ("share", "window"):
-            _figure(
+            figures["By layer and head"] = _figure(
                 look,
                 "By layer and KV head",
                 f"mri-{measure}",
@@ -146,7 +148,7 @@ def window(look: Look) -> dict[str, Figure | None]:
                 ),
                 on_cell=eviction_view.go,
             )
-    if len(looks_recurrence.response_layers(look.run_id)) < look.info.layers:
+    if any(len(looks_recurrence.response_layers(run)) < look.info.layers for run in look.runs):
         st.caption("The response is long: the distributions are over evenly spread layers.")
     return figures
 

@@ -58,7 +58,7 @@ class Look:
         return self.run_id, self.layer, self.kv_head, self.alpha
 
     def link(self, **more: Any) -> dict[str, Any]:
-        own = ("budget", "unit", "w", "h1", "h2", "page", "p1", "p2", "p3", "p4")
+        own = ("budget", "unit", "w", "axis", "shows", "h1", "h2", "page", "p1", "p2", "p3", "p4")
         return {
             "run": self.run_id,
             "with": list(self.runs[1:]) or None,
@@ -93,7 +93,7 @@ def controls(run_id: str, info: CaptureInfo) -> Look:
                 on_click=_set_alpha,
                 args=(ALPHA if relative else "3/n",),
             )
-            runs = paper_view.pooled_runs(run_id, info)
+            runs = paper_view.pooled_runs(run_id, info, "response")
     recurrence_decisions.asked_window(info)
     panel = selection.segment("Show", "recurrence", list(PANELS), label_visibility="collapsed")
     look = Look(run_id, info, runs, layer, kv_head, step, alpha, counted, float(share), panel)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from analysis.budgets import (
     ALLOCATIONS,
+    Composed,
     allocated,
     at_ratio,
     compose,
@@ -22,12 +25,11 @@ from analysis.budgets import (
 from analysis.budgets_figures import (
     allocation_lines,
     budgets_over_ratios,
-    composite_matrix,
-    composite_table,
     head_budgets,
     layer_budgets,
     operator_effect,
 )
+from analysis.composite_figures import composite_matrix, composite_table
 from analysis.context_scores import aggregate, stored_task_attention, task_attention
 from analysis.errors import AnalysisError, NeedsJob
 from analysis.heavy import run
@@ -156,20 +158,22 @@ def every_figure(capture: Any) -> Iterator[Any]:
     ratios = [0.0, 0.5, 0.9]
     yield layer_budgets([capture], [made], layers=layers)
     yield layer_budgets([capture] * 2, [made] * 2, layers=layers)
-    yield budgets_over_ratios(
-        capture, ratios, counts_over_ratios(slots, ratios, 0), layers=layers, ratio=0.5
-    )
+    over = counts_over_ratios(slots, ratios, 0)
     counts = {name: allocated(scores, 0.5, name, min_per_layer=0) for name in ALLOCATIONS}
-    yield allocation_lines(capture, counts, layers=layers, ratio=0.5)
-    yield head_budgets(
-        capture, counts["global"], "global", layers=layers, context=made.context, selected=(0, 0)
-    )
-    yield composite_matrix(capture, made, layers[0], layers=layers)
     other = compose(aggregate(task, capture, agg_task="mean"), 0.5, min_per_layer=0)
-    yield operator_effect(capture, made, {"mean over task tokens": other}, layers=layers)
+    for many in (1, 2):
+        runs = [capture] * many
+        yield budgets_over_ratios(runs, ratios, [over] * many, layers=layers, ratio=0.5)
+        yield allocation_lines(runs, [counts] * many, layers=layers, ratio=0.5)
+        yield head_budgets(
+            runs, [counts["global"]] * many, "global", layers=layers, selected=(0, 0)
+        )
+        variants = {"mean over task tokens": [other] * many}
+        yield operator_effect(runs, [made] * many, variants, layers=layers)
+    yield composite_matrix(capture, made, layers[0], layers=layers)
     table = composite_table(capture, made, layers[0], layers=layers)
-    assert len(table) == min(64, made.context) * capture.info.kv_heads
-    assert table["kept"].sum() == min(64, made.counts[0]) * capture.info.kv_heads
+    assert len(table) == min(32, made.context) * capture.info.kv_heads
+    assert table["kept"].sum() == min(32, made.counts[0]) * capture.info.kv_heads
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "one_token"])
@@ -181,6 +185,41 @@ def test_every_figure_of_every_capture(open_capture: Opener, kind: str) -> None:
         assert figure.caption and figure.alt and figure.note and figure.note.source
         figure.table()
         to_plotly(figure)
+
+
+def test_runs_of_unequal_length_are_pooled_by_their_shares(tmp_path: Path) -> None:
+    """Contexts of 32 and 4 tokens, two layers: worked out by hand."""
+    first, second = Synthetic(), Synthetic(prompt_length=8, run_id="20261120-101112-0000ff", seed=9)
+    with ExitStack() as stack:
+        captures = [
+            stack.enter_context(Capture.open(made.write(tmp_path))) for made in (first, second)
+        ]
+        assert [capture.info.context_length for capture in captures] == [32, 4]
+        layers = (0, 1)
+        over = budgets_over_ratios(
+            captures, [0.5], [np.array([[8, 24]]), np.array([[3, 1]])], layers=layers
+        )
+        # of 64 slots 8 and 24, of 8 slots 3 and 1
+        assert over.arrays["y"][:, 0].tolist() == [(8 / 64 + 3 / 8) / 2, (24 / 64 + 1 / 8) / 2]
+        assert "2 runs of" in over.caption
+        counts = [np.array([[8, 8], [24, 16]]), np.array([[1, 1], [4, 2]])]
+        heads = head_budgets(captures, counts, "global", layers=layers)
+        assert heads.arrays["z"].tolist() == [[0.25, 0.25], [0.875, 0.5]]
+        assert heads.colour is not None and heads.colour.range == (0, 1)
+        lines = allocation_lines(
+            captures, [{"global": part} for part in counts], layers=layers, ratio=0.5
+        )
+        assert lines.arrays["y"].tolist() == [[0.25, 0.6875]]
+        assert "low" in lines.arrays and "unstructured 64" in lines.caption
+        slots = [compose_slots(np.zeros((2, 2, size))) for size in (32, 4)]
+        default = [_kept(made, 0, 0) for made in slots]
+        variant = [_kept(slots[0], 16, 0), _kept(slots[1], 0, 1)]
+        effect = operator_effect(captures, default, {"max over heads": variant}, layers=layers)
+        assert effect.arrays["y"].tolist() == [[0.25, 0.125]]
+
+
+def _kept(slots: Composed, *counts: int) -> Composed:
+    return replace(slots, counts=np.array(counts))
 
 
 def test_what_cannot_be_composed_is_one_sentence(open_capture: Opener) -> None:

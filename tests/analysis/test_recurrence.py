@@ -8,10 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.errors import AnalysisError
-from analysis.lazy_decisions import decision_summary, evictions_table, lazy_decisions, recurs_at
+from analysis.lazy_decisions import (
+    decision_at,
+    decision_summary,
+    evictions_table,
+    lazy_decisions,
+    recurs_at,
+)
 from analysis.lazy_figures import cached_over_steps, evictions
 from analysis.lazy_scores import score_curves, score_terms
 from analysis.mri_figures import mri_by_head, mri_cdf, mri_histogram
@@ -27,7 +34,12 @@ from analysis.recurrence import (
     state_at,
     track,
 )
-from analysis.recurrence_figures import activation_raster, attention_map, recurring_table
+from analysis.recurrence_figures import (
+    activation_raster,
+    attention_map,
+    important_map,
+    recurring_table,
+)
 from analysis.traces import layers_within
 from kvpolicies import build, replay
 from tests.analysis.conftest import KINDS, Opener
@@ -327,6 +339,46 @@ def test_the_sawtooth_counts_what_is_cached(open_capture: Opener) -> None:
     assert lines[1].tolist() == [40.0 + step for step in range(13)]
     # cut to the budget after steps 4, 8 and 12, growing in between
     assert expected == [40, 41, 42, 43, 20, 21, 22, 23, 20, 21, 22, 23, 20]
+    alone = cached_over_steps(capture, [policy], full=False)  # type: ignore[list-item]
+    assert alone.arrays["y"].tolist() == [pytest.approx(expected)]
+    # after the first decision from 20 to 23, so that the 40 before it do not flatten the teeth
+    assert alone.y.range == (19, 24)
+    assert "the full cache grows from 40 to 52 entries" in alone.caption
+    policy.evicted_at = np.full_like(policy.evicted_at, 13)
+    everything = cached_over_steps(capture, [policy], full=False)  # type: ignore[list-item]
+    assert everything.y.range is None
+
+
+def test_the_more_attended_half_by_hand(open_capture: Opener) -> None:
+    _, capture = open_capture("one_token")  # one prompt token, one generated
+    attention = np.array([[0.4, 0.6]])
+    figure = important_map(capture, attention, [], 0, 0)
+    assert figure.arrays["z"].tolist() == [[0, 1]]
+    nan = np.nan
+    attention = np.array([[0.5, 0.2, 0.3, nan], [0.1, 0.2, 0.3, 0.4]])
+    figure = important_map(capture, attention, [], 0, 0)
+    # two of three, then two of four; of the three that were there only the first leaves
+    np.testing.assert_array_equal(figure.arrays["z"], [[1, 0, 1, nan], [0, 0, 1, 1]])
+    assert "33.3 % of the entries enter or leave it" in figure.caption
+
+
+def test_one_decision_by_hand() -> None:
+    rows = [  # form, step, position, mri, score, recurs_at
+        ("released form", 4, 3, 2, 0.5, 0),
+        ("printed form", 4, 3, 2, 0.1, 0),
+        ("released form", 4, 7, 0, 0.2, 9),
+        ("printed form", 8, 7, 0, np.nan, 9),
+    ]
+    names = ["form", "step", "position", "mri", "score", "recurs_at"]
+    table = pd.DataFrame(rows, columns=names)
+    for step in (0, 4, 7):
+        at, found = decision_at(table, step)
+        assert at == 4 and found["by"].tolist() == ["both forms", "released form"]
+        assert found["position"].tolist() == [3, 7] and found["recurs_at"].tolist() == [0, 9]
+        assert found["released"].tolist() == [0.5, 0.2]
+        assert found["printed"].tolist() == [0.1, pytest.approx(np.nan, nan_ok=True)]
+    at, found = decision_at(table, 8)
+    assert at == 8 and found[["position", "by"]].values.tolist() == [[7, "printed form"]]
 
 
 def test_layers_within_spreads_what_fits() -> None:

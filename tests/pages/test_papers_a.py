@@ -48,9 +48,8 @@ def test_every_panel_of_recurrence_shows_something(made: Synthetic, open_at: Ope
 
 
 def test_recall_shows_lines_and_offers_a_draft(made: Synthetic, open_at: Open) -> None:
-    app = open_at(
-        "recall", run=made.run_id, budgets=["4", "9"], b="7", start="0", draft="streaming_llm"
-    )
+    asked = {"budgets": ["4", "9"], "b": "7", "start": "0", "drafter": "streaming_llm"}
+    app = open_at("recall", run=made.run_id, **asked)
     assert fine(app)
     assert app.title[0].value == "Which queries know what the response will need?"
     assert len(app.get("plotly_chart")) == 3
@@ -117,7 +116,7 @@ def test_the_share_that_w_covers_moves_w(made: Synthetic, open_at: Open) -> None
 
 def test_other_task_tokens_are_compared_or_offered(made: Synthetic, open_at: Open) -> None:
     own, other = "prompt's own attention", "second reading's attention"
-    app = open_at("budgets", run=made.run_id, variant=[own, other])
+    app = open_at("budgets", run=made.run_id, versus=[own, other])
     assert fine(app)
     assert f"default: {own} " in said(app)
     assert "A second reading of the context is computed once" in said(app)
@@ -168,9 +167,9 @@ WRONG = {
         "b": "0",
         "start": "-99",
         "budgets": "x",
-        "draft_b": "a",
-        "draft_n": "99",
-        "draft": "x",
+        "draft_budget": "a",
+        "draft_steps": "99",
+        "drafter": "x",
     },
     "budgets": {"ratio": "2", "slot": "-1"},
 }
