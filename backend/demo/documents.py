@@ -5,6 +5,7 @@ little on a thinned-out rest, 0 on padding.
 """
 
 import random
+from string import ascii_uppercase
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -44,6 +45,17 @@ STAGES: list[tuple[float, dict[tuple[int, str], float]]] = [
 ]
 
 
+# What follows on finished weights (`--start`): all tasks at length.
+POLISH: dict[tuple[int, str], float] = {
+    (256, "dense"): 0.05,
+    (512, "worked"): 0.05,
+    (1024, "worked"): 0.1,
+    (2560, "worked"): 0.2,
+    (1024, "mixed"): 0.2,
+    (2560, "mixed"): 0.4,
+}
+
+
 def stage(progress: float) -> dict[tuple[int, str], float]:
     return next(mix for end, mix in STAGES if progress <= end)
 
@@ -72,7 +84,9 @@ def part_for(task: str, room: int, rng: random.Random) -> tasks.Part | None:
     most = min(18, (room - 8 * items - 30) // 37)
     if most < 2:
         return None
-    return tasks.arithmetic(rng, steps=rng.randint(max(2, most - 6), most), items=items)
+    steps = rng.randint(rng.choice([2, max(2, most - 6)]), most)
+    first = rng.choice([0, rng.randint(0, len(ascii_uppercase) - steps)])
+    return tasks.arithmetic(rng, steps=steps, items=items, first=first)
 
 
 def document(length: int, kind: str, tokenizer: Tokenizer, rng: random.Random) -> tuple[list, list]:
@@ -104,7 +118,10 @@ def document(length: int, kind: str, tokenizer: Tokenizer, rng: random.Random) -
             break
         space -= len(question) + len(answer)
         turns.append((question, answer))
-    sentences = tasks.filler_sentences(space, rng) if kind != "dense" else []
+    # Of any length: in documents that are always full, a place in the text would tell which step it
+    # is and whether it is the last, and the model would learn that instead of reading the orders.
+    filler = int(space * rng.uniform(0.3, 1))
+    sentences = tasks.filler_sentences(filler, rng) if kind != "dense" else []
     context, _ = tasks.hide(facts, sentences, rng)
 
     ids = encode(tokenizer, context)
@@ -140,11 +157,10 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def batch(
-    tokenizer: Tokenizer, tokens: int, progress: float, seed: str
+    tokenizer: Tokenizer, tokens: int, mix: dict[tuple[int, str], float], seed: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ids and weights [documents, length], `tokens` in all; a seed always gives the same batch."""
     rng = random.Random(seed)
-    mix = stage(progress)
     (length, kind) = rng.choices(list(mix), weights=list(mix.values()))[0]
     made = [document(length, kind, tokenizer, rng) for _ in range(max(1, tokens // length))]
     ids, weights = zip(*made, strict=True)

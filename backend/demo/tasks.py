@@ -165,8 +165,10 @@ def trace(rng: random.Random, *, hops: int = 3, chains: int = 2, digits: int = 5
     return Part("trace", facts, exercises)
 
 
-def arithmetic(rng: random.Random, *, steps: int = 12, items: int = 6) -> Part:
+def arithmetic(rng: random.Random, *, steps: int = 12, items: int = 6, first: int = 0) -> Part:
     """Counts of goods, then a list (A, B, …) of additions and subtractions to work through.
+    `first` is the place in the alphabet of the first letter; training begins anywhere, so that
+    late letters are as well known as early ones.
 
     The running total stays between 0 and 99. The worked answer looks up the count of the named
     goods at every step, so a definition is needed again whenever its goods return.
@@ -176,7 +178,7 @@ def arithmetic(rng: random.Random, *, steps: int = 12, items: int = 6) -> Part:
     facts = [f"The number of {name} is {counts[name]}." for name in goods]
     total = start = rng.randint(10, 60)
     orders, worked, used = [], [], []
-    for label in ascii_uppercase[:steps]:
+    for label in ascii_uppercase[first : first + steps]:
         name = rng.choice(goods)
         count = counts[name]
         plus = total < count or (total + count < 100 and rng.random() < 0.5)

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from backend.demo import tasks
-from backend.demo.documents import batch
+from backend.demo.documents import POLISH, batch, stage
 from backend.demo.evaluate import teacher_forced
 
 EVALUATION = [
@@ -25,7 +25,7 @@ EVALUATION = [
     ("passkey", {"digits": 64}),
     ("needle", {"keys": 8}),
     ("trace", {"hops": 3}),
-    ("arithmetic", {"steps": 8}),
+    ("arithmetic", {"steps": 12}),
 ]
 
 
@@ -75,11 +75,12 @@ class Training:
         seed: int = 0,
         device: str = "cpu",
         bfloat16: bool = True,
+        polish: bool = False,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         nn.Module.to(model, device).train()
         self.tokens, self.batch_tokens, self.peak, self.seed = tokens, batch_tokens, peak, seed
-        self.device, self.bfloat16 = device, bfloat16
+        self.device, self.bfloat16, self.polish = device, bfloat16, polish
         self.step, self.seen = 0, 0
         # Muon for the matrices between embeddings; with AdamW alone induction appears far later.
         named = list(model.named_parameters())
@@ -96,8 +97,9 @@ class Training:
 
     def advance(self) -> float:
         """One optimiser step; returns the mean loss on answer tokens."""
+        mix = POLISH if self.polish else stage(self.progress)
         ids_np, weights_np = batch(
-            self.tokenizer, self.batch_tokens, self.progress, f"{self.seed}-{self.step}"
+            self.tokenizer, self.batch_tokens, mix, f"{self.seed}-{self.polish}-{self.step}"
         )
         ids = torch.from_numpy(ids_np).to(self.device)  # [documents, length]
         weights = torch.from_numpy(weights_np).to(self.device)[:, 1:].flatten()
@@ -142,7 +144,7 @@ class Training:
 def report(training: Training) -> str:
     """Right answer tokens (%) and wholly right answers on a few held-out prompts per task."""
     cells = []
-    long = 1900 if training.progress > 0.55 else 700
+    long = 1900 if training.polish or training.progress > 0.55 else 700
     training.model.eval()
     for name, options in EVALUATION:
         for tokens in (None, long):
@@ -171,6 +173,8 @@ def export(model: LlamaForCausalLM, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=20_000_000, help="length of the schedule")
+    parser.add_argument("--start", type=Path, help="weights to go on from, instead of from scratch")
+    parser.add_argument("--peak", type=float, default=4e-3, help="learning rate")
     parser.add_argument("--folder", type=Path, default=Path(".train/demo"), help="checkpoints")
     parser.add_argument("--export", type=Path, help="where the finished model goes")
     parser.add_argument("--checkpoint-every", type=float, default=150, help="seconds")
@@ -181,13 +185,19 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
 
     tokenizer = Tokenizer.from_file(str(tasks.TOKENIZER_FILE))
-    model = new_model(tokenizer.get_vocab_size(), seed=arguments.seed)
+    model = (
+        LlamaForCausalLM.from_pretrained(arguments.start, dtype=torch.float32)
+        if arguments.start
+        else new_model(tokenizer.get_vocab_size(), seed=arguments.seed)
+    )
     training = Training(
         model,
         tokenizer,
         tokens=arguments.tokens,
+        peak=arguments.peak,
         seed=arguments.seed,
         device=arguments.device,
+        polish=bool(arguments.start),
     )
     arguments.folder.mkdir(parents=True, exist_ok=True)
     checkpoint = arguments.folder / "checkpoint.pt"
