@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,8 +21,8 @@ from backend.jobs.registry import KINDS, Reporter, execute
 from backend.jobs.states import JobFiles, Record, lives, new_owner, now
 from backend.progress import Progress
 from backend.spec import CaptureSpec, PromptError
+from tests.backend.waiting import ended, until
 
-DEADLINE_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -51,23 +50,6 @@ def jobs(home: Path) -> Iterator[Jobs]:
         opened = Jobs(home)
         yield opened
         opened.close()
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
-
-
-def ended(jobs: Jobs, job_id: str) -> JobState:
-    def over() -> JobState | None:
-        state = jobs.get(job_id)
-        return state if state.finished else None
-
-    return until(over, f"the end of {jobs.get(job_id)}")
 
 
 def waiting(jobs: Jobs, name: str, kind: str = "count") -> str:

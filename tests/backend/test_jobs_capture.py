@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -16,8 +14,8 @@ from backend.first_start import samples
 from backend.jobs import Jobs, JobState, capture_job
 from backend.spec import CaptureSpec
 from cache_store.reader import Capture
+from tests.backend.waiting import ended, until
 
-DEADLINE_S = 150.0
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = samples()[0].context
 
@@ -29,20 +27,6 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
         opened = Jobs(tmp_path_factory.mktemp("home"))
         yield opened
         opened.close()
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
-
-
-def ended(jobs: Jobs, job_id: str) -> JobState:
-    until(lambda: jobs.get(job_id).finished, f"the end of {jobs.get(job_id)}")
-    return jobs.get(job_id)
 
 
 def long_run(title: str) -> CaptureSpec:

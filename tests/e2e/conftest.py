@@ -1,86 +1,23 @@
-"""A real app on a free port with a home of its own, and a real browser to look at it."""
+"""A real app with a home of its own, and a real browser to look at it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
+import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.app_server import AppServer
 from tests.conftest import SHOWN_MS
-
-ROOT = Path(__file__).resolve().parents[2]
-START_S = 90
 
 # A cold link to a page makes Streamlit's frontend look for its server below that page first.
 EXPECTED = "/_stcore/"
 
-
-class AppServer:
-    """`streamlit run app.py` in its own process group; `restart()` keeps the home."""
-
-    def __init__(self, home: Path, **environment: str) -> None:
-        self.home = home
-        self.port = _free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
-        self.log = home.parent / f"{home.name}-app.log"
-
-    def start(self) -> None:
-        environment = os.environ | {"KVSCOPE_HOME": str(self.home)} | self._environment
-        command = [sys.executable, "-m", "streamlit", "run", "app.py"]
-        command += ["--server.port", str(self.port), "--server.headless", "true"]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            with (
-                contextlib.suppress(OSError),
-                urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=2),
-            ):
-                return
-            if self._process.poll() is not None:
-                break
-            time.sleep(0.2)
-        raise RuntimeError(f"the app did not start:\n{self.log.read_text()[-3000:]}")
-
-    def stop(self) -> None:
-        if self._process is None:
-            return
-        group = self._process.pid
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, sign)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(15)
-        self._process = None
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+TWO_PROMPTS = (
+    {"context": "The code of the market is 87725.", "question": "What is its code?"},
+    {"context": "The code of the harbour is 10364.", "question": "What is its code?"},
+)
 
 
 class Reader:
@@ -130,6 +67,25 @@ class Reader:
         radio = main.get_by_role("radio", name=name, exact=True)
         main.get_by_role("button", name=name, exact=True).or_(radio).first.click()
         self.settle()
+
+    def start_prompts(self, *rows: dict[str, str], row: int, new_tokens: int) -> Any:
+        """Upload prompts as JSON lines, choose one of them and start it."""
+        page = self.open("/new_run")
+        self.press("a file")
+        lines = "".join(json.dumps(given) + "\n" for given in rows)
+        page.locator("input[type=file]").set_input_files(
+            {"name": "prompts.jsonl", "mimeType": "application/json", "buffer": lines.encode()}
+        )
+        chosen = f"Rows (1 to {len(rows)}), each becomes a run"
+        page.get_by_role("textbox", name=chosen).fill(str(row))
+        page.keyboard.press("Enter")
+        self.settle()
+        most = page.get_by_role("spinbutton", name="New tokens, at most")
+        most.fill(str(new_tokens))
+        most.press("Enter")
+        self.settle()
+        self.press("Start")
+        return page
 
     def wait_for_address(self, part: str) -> None:
         self.page.wait_for_url(lambda address: part in address)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from tests.e2e.conftest import AppServer, Reader
+from tests.app_server import AppServer
+from tests.e2e.conftest import Reader
 
 pytestmark = pytest.mark.browser
 

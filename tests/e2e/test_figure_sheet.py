@@ -13,7 +13,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from analysis.figure_file import read_figure
-from tests.e2e.conftest import AppServer, Reader
+from tests.app_server import AppServer
+from tests.e2e.conftest import TWO_PROMPTS, Reader
 
 pytestmark = pytest.mark.browser
 
@@ -23,23 +24,7 @@ CAPTION = "50% of <b>all</b> heads_1"
 
 def upload_and_open(reader: Reader) -> Page:
     """A prompt from a file, run and opened on the Attention page."""
-    page: Page = reader.open("/new_run")
-    reader.press("a file")
-    rows = (
-        '{"context": "The code of the market is 87725.", "question": "What is its code?"}\n'
-        '{"context": "The code of the harbour is 10364.", "question": "What is its code?"}\n'
-    )
-    page.locator("input[type=file]").set_input_files(
-        {"name": "prompts.jsonl", "mimeType": "application/json", "buffer": rows.encode()}
-    )
-    page.get_by_role("textbox", name="Rows (1 to 2), each becomes a run").fill("2")
-    page.keyboard.press("Enter")
-    reader.settle()
-    new_tokens = page.get_by_role("spinbutton", name="New tokens, at most")
-    new_tokens.fill("6")
-    new_tokens.press("Enter")
-    reader.settle()
-    reader.press("Start")
+    page: Page = reader.start_prompts(*TWO_PROMPTS, row=2, new_tokens=6)
     card = page.locator("[class*=st-key-job-page-]")
     expect(card.get_by_text("Open", exact=True)).to_be_visible(timeout=180_000)
     card.get_by_text("Open", exact=True).click()

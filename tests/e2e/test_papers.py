@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.e2e.conftest import AppServer, Reader
+from tests.app_server import AppServer
+from tests.e2e.conftest import Reader
 
 pytestmark = pytest.mark.browser
 
@@ -77,6 +78,31 @@ def test_a_missing_lookahead_is_recorded_and_its_dashed_curve_appears(reader: Re
     assert dashed_lines(page, "recall") == budgets > 0
     expect(drafts.get_by_text(re.compile("lookahead of 8 on SnapKV"))).to_be_visible()
     expect(drafts.get_by_text("This draft is not recorded yet")).to_have_count(0)
+
+
+def test_a_cell_of_the_composite_tokens_leads_to_its_text(reader: Reader) -> None:
+    page = reader.open("/budgets")
+    page.locator(".st-key-composite .plot-container").wait_for(timeout=120_000)
+    reader.settle()
+    plot = page.locator(".st-key-composite .nsewdrag").first
+    plot.scroll_into_view_if_needed()
+    reader.settle()
+    box = plot.bounding_box()
+    assert box is not None
+    # the first 32 slots by four KV heads: slot 10 of head 2
+    at = box["x"] + box["width"] * 2.5 / 4, box["y"] + box["height"] * 10.5 / 32
+    page.mouse.move(*at)
+    hover = page.locator(".st-key-composite .hoverlayer")
+    expect(hover).to_contain_text(re.compile("original position"))
+    position = re.search(r"original position ([\d,]+)", hover.text_content() or "")
+    assert position is not None
+    page.mouse.click(*at)
+    reader.wait_for_address("slot=10")
+    reader.wait_for_address("kv_head=2")
+    card = page.locator(".st-key-card-slot")
+    expect(card).to_contain_text("Composite token 10 of layer")
+    expect(card).to_contain_text(f"What KV head 2 puts in it, at position {position[1]}:")
+    expect(card.locator("span").filter(has_text=re.compile(r"\S")).first).to_be_visible()
 
 
 def test_a_token_that_is_pointed_at_rings_its_point(reader: Reader) -> None:

@@ -14,7 +14,8 @@ import pypdf
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.conftest import ROOT, AppServer, Reader
+from tests.app_server import ROOT, AppServer
+from tests.e2e.conftest import TWO_PROMPTS, Reader
 
 pytestmark = pytest.mark.browser
 
@@ -163,23 +164,7 @@ def test_the_text_leaves_as_a_pdf_and_its_link_gives_the_same_file(
 
 
 def test_upload_a_prompt_run_it_and_open_it(reader: Reader) -> None:
-    page = reader.open("/new_run")
-    reader.press("a file")
-    rows = (
-        '{"context": "The code of the market is 87725.", "question": "What is the code?"}\n'
-        '{"context": "The code of the harbour is 10364.", "question": "What is its code?"}\n'
-    )
-    page.locator("input[type=file]").set_input_files(
-        {"name": "prompts.jsonl", "mimeType": "application/json", "buffer": rows.encode()}
-    )
-    page.get_by_role("textbox", name="Rows (1 to 2), each becomes a run").fill("2")
-    page.keyboard.press("Enter")
-    reader.settle()
-    new_tokens = page.get_by_role("spinbutton", name="New tokens, at most")
-    new_tokens.fill("6")
-    new_tokens.press("Enter")
-    reader.settle()
-    reader.press("Start")
+    page = reader.start_prompts(*TWO_PROMPTS, row=2, new_tokens=6)
     reader.wait_for_address("job=")
     job = page.url.split("job=")[1].split("&")[0]
     page.reload()

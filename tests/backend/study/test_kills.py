@@ -13,21 +13,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import psutil
 import pytest
 
-from backend.jobs import Jobs, JobState
+from backend.jobs import Jobs
 from backend.study.spec import StudySpec, load_spec
 from backend.study.work import make_study, run_study, study_job
 from cache_store.study import TIMINGS, StudyReader
 from cache_store.study_files import finished_parts, study_folder
 from tests.backend import tiny
+from tests.backend.waiting import ended, until
 
 ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 110.0
 PROMPTS = 6
 TEXT = "The boat of number {} came at {} past nine. The bridge was closed, so it waited outside."
 
@@ -73,15 +72,6 @@ def rows_of(folder: Path, home: Path) -> pd.DataFrame:
     return reader.rows().drop(columns=list(TIMINGS))
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.005)
-    raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
-
-
 def environment(**more: str) -> dict[str, str]:
     known = {key: value for key, value in os.environ.items() if key != "KVSCOPE_SCHEDULER"}
     return known | {"OMP_NUM_THREADS": "1"} | more
@@ -89,14 +79,6 @@ def environment(**more: str) -> dict[str, str]:
 
 def some_are_done(home: Path, study_id: str, least: int) -> Callable[[], bool]:
     return lambda: len(finished_parts(study_folder(home, study_id))) >= least
-
-
-def over(jobs: Jobs, job_id: str) -> JobState:
-    def found() -> JobState | None:
-        state = jobs.get(job_id)
-        return state if state.finished else None
-
-    return until(found, f"the end of {jobs.get(job_id)}")
 
 
 def test_the_command_killed_at_random_points_ends_with_the_same_rows(
@@ -135,12 +117,41 @@ def test_a_worker_killed_in_the_middle_loses_one_prompt_at_most(
         for process in psutil.Process().children(recursive=True):
             if "spawn_main" in " ".join(process.cmdline()) and process.memory_info().rss > 2.5e8:
                 process.send_signal(signal.SIGKILL)  # the one that holds torch
-        state = over(jobs, job_id)
+        state = ended(jobs, job_id)
         if state.status != "done":  # the kill may have come between two prompts
             assert state.status == "failed" and "killed (signal 9)" in str(state.error)
             assert len(finished_parts(study_folder(tmp_path, study_id))) == PROMPTS - 1
             jobs.retry(job_id)
-            assert over(jobs, job_id).status == "done"
+            assert ended(jobs, job_id).status == "done"
+    finally:
+        jobs.close()
+    pd.testing.assert_frame_equal(rows_of(folder, tmp_path), undisturbed)
+
+
+def test_the_app_killed_in_the_middle_goes_on_when_it_is_back(
+    folder: Path, undisturbed: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVSCOPE_SCHEDULER", raising=False)
+    study_id = made(folder, tmp_path)
+    code = (
+        "import pathlib, time\n"
+        "from backend.jobs import Jobs; from backend.study.work import study_job\n"
+        f"home = pathlib.Path({str(tmp_path)!r}); jobs = Jobs(home)\n"
+        f"jobs.submit(study_job(home, {study_id!r})); time.sleep(600)\n"
+    )
+    app = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment())
+    until(some_are_done(tmp_path, study_id, 1), "a prompt")
+    workers = psutil.Process(app.pid).children(recursive=True)
+    app.kill()
+    app.wait()
+    assert psutil.wait_procs(workers, timeout=20)[1] == []
+    assert not StudyReader(study_folder(tmp_path, study_id)).complete
+    jobs = Jobs(tmp_path)
+    try:
+        [state] = jobs.jobs()
+        assert state.status == "lost"
+        jobs.retry(state.id)
+        assert ended(jobs, state.id).status == "done"
     finally:
         jobs.close()
     pd.testing.assert_frame_equal(rows_of(folder, tmp_path), undisturbed)
@@ -183,7 +194,7 @@ def free_port() -> int:
 def workers_of(address: str) -> int:
     from distributed import Client
 
-    with Client(address, timeout=DEADLINE_S, set_as_default=False) as client:
+    with Client(address, set_as_default=False) as client:
         return len(client.scheduler_info()["workers"])
 
 
@@ -199,7 +210,7 @@ def test_two_workers_and_a_scheduler_that_dies_give_the_same_rows(
         job_id = jobs.submit(study_job(tmp_path, study_id))
         until(some_are_done(tmp_path, study_id, 1), "a prompt")
         scheduler.kill()
-        state = over(jobs, job_id)
+        state = ended(jobs, job_id)
         jobs.close()
     assert state.status in ("lost", "done"), state
     port = free_port()
@@ -207,7 +218,7 @@ def test_two_workers_and_a_scheduler_that_dies_give_the_same_rows(
         until(lambda: workers_of(f"tcp://127.0.0.1:{port}") == 2, "two workers")
         jobs = Jobs(tmp_path, scheduler=f"tcp://127.0.0.1:{port}")
         jobs.retry(job_id)
-        assert over(jobs, job_id).status == "done"
+        assert ended(jobs, job_id).status == "done"
         jobs.close()
     pd.testing.assert_frame_equal(rows_of(folder, tmp_path), undisturbed)
 
