@@ -81,12 +81,15 @@ def head_entries(replayed: Replayed, layer: int, head: int) -> HeadEntries:
         group = replayed.query_heads // replayed.evicted_at.shape[1]
         queries = range(head * group, (head + 1) * group)
         seen = np.any([replayed.visible[layer, query] for query in queries], axis=0)
+    reason = replayed.reason[layer, head]
+    if _ranks_by_position(replayed.choice):  # the newest win the budget: they are the window
+        reason = np.where(reason == Code.SELECTED, np.uint8(Code.RECENT), reason)
     return HeadEntries(
         replayed.prompt_length,
         replayed.evicted_at[layer, head],
         replayed.score[layer, head],
         replayed.rank[layer, head],
-        replayed.reason[layer, head],
+        reason,
         gone[gone <= replayed.response_length],
         bool(replayed.exempt[layer]),
         seen,
@@ -249,6 +252,14 @@ def attended(
 
 def _born(replayed: Replayed) -> np.ndarray:
     return replayed.prompt_length + np.arange(replayed.response_length + 1)
+
+
+def _ranks_by_position(choice: Mapping[str, Any]) -> bool:
+    """Whether a policy keeps the newest entries of every head (StreamingLLM)."""
+    method = catalogue().get(choice.get("key", ""))
+    score = method.score if method else choice.get("score")
+    allocate = choice.get("allocate") or (method.allocate if method else "uniform")
+    return score == "position" and allocate != "per_head"  # retrieval heads keep everything
 
 
 def _partitions(choice: Mapping[str, Any]) -> tuple[int, int] | None:

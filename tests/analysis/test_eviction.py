@@ -84,8 +84,10 @@ def test_the_codes_of_masks_are_the_codes_of_reasons() -> None:
 def test_reasons_at_every_step_are_those_of_its_decision(choice: dict[str, Any]) -> None:
     """What a mask says is worked out from the last decisions alone; here against all of them.
 
-    Entries that a decision did not rank keep what the one before it said.
+    Entries that a decision did not rank keep what the one before it said. What a ranking by
+    position selects is the recent window.
     """
+    newest_win = choice["key"] == "streaming_llm"
     result = replay(policy_of(choice), drawn())
     replayed = of_result(result, choice, QUERIES)
     heads = result.evicted_at.shape[1]
@@ -99,6 +101,8 @@ def test_reasons_at_every_step_are_those_of_its_decision(choice: dict[str, Any])
                     for column, position in enumerate(decision.positions[head].tolist()):
                         reason = int(decision.reasons[head, column])
                         ranked_before = said[position] != Reason.NEVER_SCORED
+                        if newest_win and reason == Reason.SELECTED:
+                            reason = Reason.RECENT
                         if reason and not (reason == Reason.NEVER_SCORED and ranked_before):
                             said[position] = reason
                 np.testing.assert_array_equal(told[step, : P + step], said[: P + step])
