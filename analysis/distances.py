@@ -107,6 +107,14 @@ def _schedule(name: str, score: str, given: Mapping[str, Any]) -> tuple[str, dic
     return ("every_step" if kind == "every_step" else "after_prefill"), {}
 
 
+def eviction_interval(choice: Mapping[str, Any]) -> int | None:
+    """Steps between two evictions of a policy that evicts every W steps; None for any other."""
+    reference = _reference("oracle", choice, 1)
+    if reference is None or reference.get("schedule") != "every":
+        return None
+    return int(reference["options"]["interval"])
+
+
 def reference_of(
     policy: Replayed, replayeds: Sequence[Replayed], key: str = "oracle"
 ) -> Replayed | None:

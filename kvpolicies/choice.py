@@ -187,7 +187,8 @@ def title(choice: Choice) -> str:
 
 def _method_title(form: Mapping[str, Any]) -> str:
     if "key" not in form:
-        return f"{form['score']} × {form['allocate']} × {form['schedule']}"
+        parts = (str(form[part]).replace("_", " ") for part in ("score", "allocate", "schedule"))
+        return " × ".join(parts)
     method = catalogue()[form["key"]]
     return method.named(
         form.get("allocate", method.allocate), form.get("schedule", method.schedule)

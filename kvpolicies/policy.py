@@ -258,7 +258,8 @@ def _own_key(method: Method | None, score: str, allocate: str | None, schedule: 
 def _title(method: Method | None, score: Any, allocation: Any, schedule: Any) -> str:
     if method is not None and method.score == score.name:
         return method.named(allocation.name, schedule.name)
-    return f"{score.name} × {allocation.name} × {schedule.name}"
+    parts = (score.name, allocation.name, schedule.name)
+    return " × ".join(part.replace("_", " ") for part in parts)
 
 
 def _chosen(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from analysis.colours import policy_colour
+from analysis.distances import eviction_interval
 from cache_store.reader import CaptureInfo
 from kvpolicies import catalogue
 from kvpolicies.choice import canonical, title
@@ -16,6 +17,7 @@ from pages.parts.policy_slots import Budget, Choice
 from pages.parts.text import number, plain, size
 
 if TYPE_CHECKING:
+    from analysis.replays import Replayed
     from pages.parts.policy_replays import Seen
 
 BUILD = "*build"
@@ -114,7 +116,7 @@ def _own_name(run_id: str, choice: Choice) -> str:
     """What the reader made or brought: a file's name, or the parts of a combination."""
     if "masks" in choice:
         return policy_masks.label(run_id, str(choice["masks"]))
-    return title({**choice, "options": {}}).replace("_", " ")
+    return title({**choice, "options": {}})
 
 
 def _picked(index: int, choice: Choice, key: str) -> None:
@@ -141,8 +143,16 @@ def _kept(choice: Choice, info: CaptureInfo, budget: Budget, replayed: Seen) -> 
         if {"bytes_kept", "bytes_full"} <= facts.keys()
         else ""
     )
-    parts = (f"{asked} asked" if asked else "", kept, held, own)
+    parts = (f"{asked} asked" if asked else "", kept, held, _first(replayed), own)
     return " · ".join(part for part in parts if part)
+
+
+def _first(replayed: Replayed) -> str:
+    """When it would first evict, where the response is too short for it."""
+    interval = eviction_interval(replayed.choice)
+    if interval is None or interval <= replayed.response_length:
+        return ""
+    return f"evicts first at step {interval:,}"
 
 
 def _asked(choice: Choice, info: CaptureInfo, budget: Budget) -> str:

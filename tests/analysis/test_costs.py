@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from analysis.costs import (
     recall_by_layer,
     regret_over_steps,
 )
+from analysis.distances import eviction_interval
 from analysis.errors import AnalysisError
 from analysis.figure import Figure
 from analysis.plotly_renderer import to_plotly
@@ -389,6 +391,25 @@ def test_the_summary_holds_each_number_of_its_policy(open_capture: Opener, kind:
     assert table["jaccard_oracle"][0] == pytest.approx(distance["jaccard"].mean(), rel=1e-4)
     assert table["jaccard_oracle"][1] == 1
     assert math.isnan(table["jaccard_oracle"][2])  # the full cache has no budget to compare at
+
+
+@pytest.mark.parametrize(
+    ("choice", "interval"),
+    [
+        ({"key": "lazyeviction"}, 25),  # the windows and the interval that the catalogue states
+        ({"key": "lazyeviction", "options": {"window": 10}}, 10),
+        ({"key": "r_kv"}, 128),
+        ({"score": "random", "schedule": "every", "options": {"budget": 8}}, 25),
+        ({"key": "snapkv"}, None),
+        ({"key": "h2o"}, None),
+        ({"key": "full"}, None),
+        ({"masks": "abc"}, None),
+    ],
+)
+def test_how_many_steps_lie_between_two_evictions(
+    choice: dict[str, Any], interval: int | None
+) -> None:
+    assert eviction_interval(choice) == interval
 
 
 def test_the_oracle_of_another_budget_is_no_measure(open_capture: Opener) -> None:

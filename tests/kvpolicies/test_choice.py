@@ -222,7 +222,7 @@ def test_titles_name_the_budget_and_what_is_not_the_default() -> None:
     ratio = {"key": "knorm", "options": {"compression_ratio": 0.75}}
     assert title(ratio) == "L2 norm, 75% evicted"
     custom = {"score": "position", "allocate": "uniform", "schedule": "every_step"}
-    assert title(custom) == "position × uniform × every_step"
+    assert title(custom) == "position × uniform × every step"
     assert title({"key": "h2o", "schedule": "after_prefill"}) == "H2O (after prefill)"
     moved = {"key": "snapkv", "allocate": "pyramid", "options": {"budget": 64}}
     assert title(moved) == "SnapKV (pyramid), budget 64"
