@@ -19,6 +19,6 @@ def column(label: str, unit: str, values: pd.Series, help_text: str = "") -> Any
     label = f"{label} ({unit})" if unit and unit != "share" and not unit_words else label
     if values.dtype == bool:
         return st.column_config.CheckboxColumn(label, help=shown)
-    if values.dtype == object:
+    if not pd.api.types.is_numeric_dtype(values):
         return st.column_config.TextColumn(label, help=shown, pinned=label == "policy")
     return st.column_config.NumberColumn(label, help=shown, format="%.3g")

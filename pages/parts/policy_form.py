@@ -133,7 +133,7 @@ def _control(index: int, choice: Choice, method: Method, part: MethodParameter) 
     }
     label = plain(_label(parameter))
     if kind == "choice":
-        st.selectbox(label, parameter.choices, **shared)
+        st.selectbox(label, parameter.choices, format_func=_in_words, **shared)
     elif kind == "bool":
         st.toggle(label, **shared)
     elif kind == "text":
@@ -193,6 +193,10 @@ def _help(part: MethodParameter) -> str:
     elif part.paper is not None:
         words.append("The paper's value is the same.")
     return " ".join(words)
+
+
+def _in_words(option: str) -> str:
+    return option.replace("_", " ")
 
 
 def _word(value: Any) -> str:

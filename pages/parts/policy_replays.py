@@ -267,4 +267,4 @@ def _submit(spec: JobSpec) -> None:
 
 def short_name(name: str) -> str:
     """A title without its budget, for places where the budget stands beside it."""
-    return re.sub(r", (budget [\d,]+|[\d.e-]+% evicted)", "", name)
+    return re.sub(r", (budget \d+(,\d{3})*|[\d.e-]+% evicted)", "", name)

@@ -171,9 +171,20 @@ def forget_failures() -> None:
 
 
 _NOTHING = object()
+_SAID_AGAIN = 3  # runs
 
 
 def hold(key: str, value: Any) -> None:
-    """Before a control is drawn: it shows the URL's value, and keeps what is being typed."""
-    if key not in st.session_state or st.session_state.get(f"held-{key}", _NOTHING) != value:
-        st.session_state[key] = st.session_state[f"held-{key}"] = value
+    """Before a control is drawn: it shows the URL's value, and keeps what is being typed.
+
+    A value is said in a few runs: where two follow at once, as when replays arrive, a browser may
+    see only the second and would show a field without its value. Saying it in every run would
+    wipe out what the reader types meanwhile.
+    """
+    held, again = st.session_state.get(f"held-{key}", (_NOTHING, 0))
+    if key not in st.session_state or held != value:
+        st.session_state[key], again = value, _SAID_AGAIN
+    elif again:
+        st.session_state[key] = st.session_state[key]
+        again -= 1
+    st.session_state[f"held-{key}"] = (value, again)

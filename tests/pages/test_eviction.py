@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -15,13 +16,17 @@ from cache_store.reader import Capture, CaptureInfo
 from kvpolicies import PolicyError, build, catalogue, parameters_of
 from kvpolicies.allocations import ALLOCATIONS
 from kvpolicies.choice import canonical
+from kvpolicies.methods import METHODS
+from kvpolicies.parameters import PARAMETERS
 from kvpolicies.schedules import SCHEDULES
 from kvpolicies.scores import SCORES
 from pages.parts import (
     backstage,
     eviction_sweep,
+    eviction_tables,
     policy_builder,
     policy_form,
+    policy_replays,
     policy_slots,
     sitemap,
 )
@@ -220,6 +225,40 @@ def test_the_form_shows_defaults_and_takes_values(two_runs: Path, open_page: Ope
     assert app.query_params["p1"] == "snapkv()"
 
 
+def test_a_form_says_its_values_again_when_the_page_runs_twice_at_once(
+    two_runs: Path, open_page: Open
+) -> None:
+    app = opened(open_page(run=RUN, p1="snapkv()"))
+    key = "option-0-snapkv-window_attention-window"
+    for _ in range(3):  # a browser that missed the first run sees one of the next
+        sent = app.number_input(key=key).proto
+        assert sent.set_value and sent.value == 32
+        app.run()
+    app.run()
+    assert not app.number_input(key=key).proto.set_value  # typing is not wiped out for ever
+    assert app.number_input(key=key).value == 32
+
+
+def test_every_form_opens_at_the_methods_own_values(two_runs: Path, open_page: Open) -> None:
+    app = opened(open_page(run=RUN, p1="snapkv()"))
+    for method in METHODS:
+        app.selectbox(key="policy-0").select(method.key).run()
+        assert not app.exception
+        fields = {
+            str(field.key).rpartition("-")[2]: field.value
+            for kind in (app.number_input, app.text_input, app.selectbox, app.toggle)
+            for field in kind
+            if str(field.key).startswith(f"option-0-{method.key}-")
+        }
+        for name, value in method.defaults.items():
+            if name in fields:
+                shown = str(value) if PARAMETERS[name].kind == "alpha" else value
+                assert fields[name] == shown, (method.key, name)
+        # a budget takes the place of one, the other is what makes RaaS
+        stated = set(method.defaults) - {"keep_ratio", "pin_prompt"}
+        assert stated <= set(fields), method.key
+
+
 def test_a_preset_changes_what_it_says(two_runs: Path, open_page: Open) -> None:
     app = opened(open_page(run=RUN, p1="snapkv()"))
     difference = catalogue()["snapkv"].presets["kvpress"].difference
@@ -369,6 +408,27 @@ def test_a_run_without_a_response_has_only_the_end_of_the_prompt(
     app = open_page(run=RUN)
     assert not app.exception and not app.error
     assert not [slider for slider in app.slider if slider.key == "step"]
+
+
+def test_words_in_a_table_are_no_numbers_and_the_policy_stays_in_sight() -> None:
+    table = pd.DataFrame([{"policy": "SnapKV", "recall": 0.5, "simulated": True}])
+    columns = {name: eviction_tables.column(name, "", table[name]) for name in table}
+    kinds = {name: column["type_config"]["type"] for name, column in columns.items()}
+    assert kinds["policy"] == "text" and columns["policy"]["pinned"]
+    assert kinds["recall"] == "number" and kinds["simulated"] == "checkbox"
+
+
+@pytest.mark.parametrize(
+    ("title", "short"),
+    [
+        ("SnapKV, budget 1,024, window 64", "SnapKV, window 64"),
+        ("H2O, 75% evicted", "H2O"),
+        ("TOVA, 0.5% evicted, sink 4", "TOVA, sink 4"),
+        ("LagKV, keep ratio 0.25", "LagKV, keep ratio 0.25"),
+    ],
+)
+def test_a_short_name_leaves_the_budget_out(title: str, short: str) -> None:
+    assert policy_replays.short_name(title) == short
 
 
 def test_budgets_of_the_sweep_stay_below_the_prompt() -> None:
