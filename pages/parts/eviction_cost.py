@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 OVER = ("all layers and heads", "this layer", "this head")
 REGRET_WORDS = {words: key for key, (words, _) in REGRETS.items()}
-HEIGHT = 340
+HEIGHT = 440  # six lines have a legend of six rows
 
 
 def show(look: Look) -> dict[str, str | Note]:
@@ -169,7 +169,7 @@ def _regretted(look: Look, focus: Replayed, layer: Selection, head: Selection) -
                     "Regret", help="attention mass of later steps", format="%.3g", width=65
                 ),
                 "missed": st.column_config.NumberColumn(
-                    "Missed", help="recurrences missed", width=60
+                    "Missed", help="recurrences missed", format="localized", width=65
                 ),
                 "heads": st.column_config.NumberColumn(
                     "Heads", help="how many of them lost it", width=55

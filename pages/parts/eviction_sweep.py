@@ -93,15 +93,22 @@ def _figures(
                 {
                     "policy": table["policy"],
                     **{name: _smallest(table, name) for name in KEEPS},
-                    "from": table["smallest"],
-                    "to": table["largest"],
+                    "smallest": table["smallest"],
+                    "largest": table["largest"],
                 }
             ),
             hide_index=True,
-            alt=f"For {some(len(table), 'policy')} the smallest budget that keeps the evidence",
+            alt="The smallest budget that keeps the evidence, one row per policy",
             column_config={
-                name: st.column_config.TextColumn(label, help=words)
-                for name, (label, words) in KEEPS.items()
+                "policy": st.column_config.TextColumn(pinned=True),
+                **{
+                    name: st.column_config.TextColumn(label, help=words)
+                    for name, (label, words) in KEEPS.items()
+                },
+                **{
+                    name: st.column_config.NumberColumn(f"{name} tried", format="localized")
+                    for name in ("smallest", "largest")
+                },
             },
         )
         card.actions(lambda: table, key="loss", name="budget-of-loss", link_values=look.link())
