@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+from analysis.colours import CUSTOM
 from analysis.comparison import (
     NO_POLICIES,
     NO_STEPS,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 FULL = Series("full cache", "#7F7F7F", "dot")
 MEGABYTE = 1e6
 STAGES = {"prefill": 0, "compress": 2, "evict": 2, "decode": 3}  # as they come; passes are 1
+ON_EACH_OTHER = 0.005  # of the axis: lines that near cannot be told apart
 SIMULATED = "bytes of simulated runs are computed: their heads keep unequal numbers of entries"
 
 KL_NOTE = Note(
@@ -221,9 +224,10 @@ def _over_steps(
     steps = values.shape[1]
     arrays = {"y": values.astype(np.float32)}
     x, y = drawn_axes(step_axis(steps), Axis(y.label, unit=y.unit, range=from_zero(arrays)), arrays)
+    series, same = apart(series, values)
     empty = NO_POLICIES if not runs else "" if steps else NO_STEPS
     titles = "; ".join(run.title for run in runs)
-    told = [part for part in (titles, more, source_words(capture)) if part]
+    told = [part for part in (titles, more, same, source_words(capture)) if part]
     markers = step_marker(step, steps)
     line = "".join(f" Red line: step {mark.x:,}." for mark in markers)
     return Figure(
@@ -239,6 +243,25 @@ def _over_steps(
         note=note,
         provenance=provenance(capture, figure=name, policies=[run.choice for run in runs]),
     )
+
+
+def apart(series: Sequence[Series], lines: np.ndarray) -> tuple[tuple[Series, ...], str]:
+    """Series of lines (s, x) so that those lying upon each other are both seen, and a sentence part
+    naming them.
+
+    A dashed line upon a solid one shows both as long as their colours differ.
+    """
+    drawn, told = list(series), []
+    near = ON_EACH_OTHER * float(np.nanmax(np.abs(lines), initial=0.0))
+    for later in range(1, len(drawn)):
+        for earlier in range(later):
+            gap = np.abs(lines[later] - lines[earlier])
+            if np.isfinite(gap).any() and np.nanmax(gap) <= near:
+                told.append(f"{drawn[earlier].name} and {drawn[later].name} coincide")
+                if drawn[later].colour == drawn[earlier].colour:
+                    drawn[later] = replace(drawn[later], colour=CUSTOM[0])
+                break
+    return tuple(drawn), "; ".join(told)
 
 
 def _column(run: PolicyRun, name: str) -> np.ndarray:

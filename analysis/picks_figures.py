@@ -39,8 +39,22 @@ OVERLAP_NOTE = Note(
     "J(a, b) = |picks_a ∩ picks_b| / |picks_a ∪ picks_b|",
     "SAGE-KV, Section 2, step 2",
 )
+GROUP_NOTE = Note(
+    "How alike two groups choose once the picks of their query heads are united: 1 means the same "
+    "entries. Groups that differ are why each KV head keeps entries of its own.",
+    "J(g, h) = |∪picks_g ∩ ∪picks_h| / |∪picks_g ∪ ∪picks_h|, each union over the query heads of a "
+    "KV head",
+    "SAGE-KV, Section 2, step 2",
+)
+UNION_NOTE = Note(
+    "A KV head stores what any of its query heads picked; the more they agree, the smaller the "
+    "number and the less of the budget is used. A click on a cell chooses its layer and heads.",
+    "stored = S + |∪ picks of the group's query heads| + R + 1 ≤ B + 1",
+    "SAGE-KV, Section 2, step 3",
+)
 SLIDE_NOTE = Note(
-    "Sinks and picks stay; each new token joins the recent window, whose oldest entry leaves.",
+    "Sinks and picks stay while decoding. Each new token joins the recent window, whose oldest "
+    "entry leaves.",
     "after step t the window holds the positions P + t − R − 1 … P + t − 1",
     "SAGE-KV, Section 2, step 4",
 )
@@ -177,6 +191,31 @@ def check_step(capture: Capture, step: int) -> None:
         )
 
 
+def group_overlap(capture: Capture, picked: np.ndarray, parts: Partition, layer: int) -> Figure:
+    """Heatmap: Jaccard overlap of every two groups' united picks; picked (query_heads, P)."""
+    z = jaccard(unions(picked[None], parts.group)[0]).astype(np.float32)
+    groups = len(z)
+    if not np.isfinite(z).any():
+        raise AnalysisError(f"{partition_words(parts)}, so there are no picks to compare.")
+    other = z[~np.eye(groups, dtype=bool)]
+    mean = number(float(np.nanmean(other))) if np.isfinite(other).any() else "none"
+    return Figure(
+        "heatmap",
+        f"Overlap of the groups' picks, layer {layer}",
+        Axis("KV head", np.arange(groups)),
+        Axis("KV head", np.arange(groups), reversed=True),
+        {"z": z},
+        colour=ColourScale("Jaccard overlap", (0.0, 1.0)),
+        caption=(
+            f"Mean overlap between groups {mean}; a group is the query heads of one KV head. "
+            f"{partition_words(parts)}. {source_words(capture)}."
+        ),
+        alt=f"Overlap of {groups} groups of query heads, mean {mean}.",
+        note=GROUP_NOTE,
+        provenance=provenance(capture, figure="group_overlap", layer=layer, budget=parts.budget),
+    )
+
+
 def overlap_matrix(capture: Capture, picked: np.ndarray, parts: Partition, layer: int) -> Figure:
     """Heatmap: Jaccard overlap of every two query heads' picks; picked (query_heads, P)."""
     z = jaccard(picked).astype(np.float32)
@@ -233,7 +272,7 @@ def union_sizes(
             f"B + 1 = {parts.budget + 1:,} where anything is selected. {source_words(capture)}."
         ),
         alt=f"Stored entries from {int(sizes.min()):,} to {int(sizes.max()):,}.",
-        note=OVERLAP_NOTE,
+        note=UNION_NOTE,
         provenance=provenance(capture, figure="union_sizes", budget=parts.budget),
     )
 

@@ -30,13 +30,14 @@ def draw_heatmap(drawn: go.Figure, figure: Figure) -> None:
     z = np.ascontiguousarray(figure.arrays["z"], np.float32)
     low, high = scale.range
     shown: dict[str, Any] = {"z": z, "zmin": low, "zmax": high}
-    value = "%{z:.3~g}"
+    form = number_format(z)
+    value = f"%{{z:{form}}}"
     if scale.log:
         with np.errstate(invalid="ignore"):
             logarithms = np.log10(np.clip(z, low, high))
         shown = {"z": logarithms, "zmin": math.log10(low), "zmax": math.log10(high)}
         shown["customdata"] = z
-        value = "%{customdata:.3~g}"
+        value = f"%{{customdata:{form}}}"
     x, y = spacing(figure.x, z.shape[1]), spacing(figure.y, z.shape[0])
     template = (
         f"{hover_line(figure.y, 'y', y[1])}<br>{hover_line(figure.x, 'x', x[1])}<br>"
@@ -66,6 +67,14 @@ def draw_heatmap(drawn: go.Figure, figure: Figure) -> None:
             hovertemplate=template.replace("%{z:", "%{customdata:"),
             showlegend=False,
         )
+
+
+def number_format(values: np.ndarray) -> str:
+    """How a hover writes numbers: whole ones whole, others with three digits, never 2.04e+3."""
+    known = values[np.isfinite(values)]
+    if len(known) and (known == np.round(known)).all():
+        return ",.0f"
+    return ",.1f" if len(known) and np.abs(known).max() >= 1000 else ".3~g"
 
 
 def hover_line(axis: Axis, name: str, width: float) -> str:
@@ -105,6 +114,7 @@ def draw_lines(drawn: go.Figure, figure: Figure) -> None:
     lines = figure.arrays["y"]
     x = _values(figure.x, lines.shape[1])
     points = figure.arrays.get("point_series", np.empty(0))
+    form = number_format(lines)
     for index, series in enumerate(figure.series):
         if (points == index).any():
             _draw_points(drawn, figure, index)
@@ -126,7 +136,7 @@ def draw_lines(drawn: go.Figure, figure: Figure) -> None:
             name=escaped(series.name),
             mode=_line_mode(lines.shape[1]),
             line={"color": colour, "dash": series.dash or series_dash(index), "width": 1.6},
-            hovertemplate="%{y:.3~g}",
+            hovertemplate=f"%{{y:{form}}}",
         )
     unified = len(figure.series) <= 8 and not len(points)
     drawn.update_layout(
@@ -160,7 +170,7 @@ def _draw_points(drawn: go.Figure, figure: Figure, index: int) -> None:
 def draw_area(drawn: go.Figure, figure: Figure) -> None:
     """Add the layers of an area, the first at the bottom."""
     heights = figure.arrays["y"]
-    x = _values(figure.x, heights.shape[1])
+    x, form = _values(figure.x, heights.shape[1]), number_format(heights)
     for index, series in enumerate(figure.series):
         colour = series.colour or series_colour(index)
         drawn.add_scatter(
@@ -178,7 +188,7 @@ def draw_area(drawn: go.Figure, figure: Figure) -> None:
                 "fgcolor": "rgba(255,255,255,0.6)",
                 "solidity": 0.2,
             },
-            hovertemplate="%{y:.3~g}",
+            hovertemplate=f"%{{y:{form}}}",
         )
     drawn.update_layout(hovermode="x unified", showlegend=len(figure.series) > 1)
 
@@ -191,7 +201,7 @@ def _line_mode(points: int) -> str:
 def draw_bars(drawn: go.Figure, figure: Figure) -> None:
     """Add the traces of bars side by side or stacked."""
     heights = figure.arrays["y"]
-    x = _values(figure.x, heights.shape[1])
+    x, form = _values(figure.x, heights.shape[1]), number_format(heights)
     stacked = figure.mark == "stacked_bars"
     for index, series in enumerate(figure.series):
         drawn.add_bar(
@@ -208,7 +218,7 @@ def draw_bars(drawn: go.Figure, figure: Figure) -> None:
                     "solidity": 0.2,
                 },
             },
-            hovertemplate="%{y:.3~g}",
+            hovertemplate=f"%{{y:{form}}}",
         )
     drawn.update_layout(
         barmode="stack" if stacked else "group",

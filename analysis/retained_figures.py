@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.curves import BAND_WORDS, banded
 from analysis.errors import AnalysisError
-from analysis.figure import Axis, Figure, Note, Series
+from analysis.figure import Axis, Figure, Marker, Note, Series
 from analysis.picks import STREAMING_SINK, Retained
 from analysis.picks_figures import check_step
 from analysis.words import number, provenance, source_words
@@ -21,25 +21,32 @@ MEASURES = {
 
 RETAINED_NOTE = Note(
     "How much of the full cache's attention the response still finds at each budget, and how far "
-    "the attention output moves. It is the paper's score over budget with measures that one prompt "
-    "has.",
+    "the attention output moves without the rest. It is the paper's score over budget, with "
+    "measures that one prompt has.",
     "mass = Σ_{i visible} A(t, i); error = ‖o_full − o_kept‖₂ / ‖o_full‖₂, attention renormalised",
     "SAGE-KV, Figure 2; error after LazyEviction, Eq. 4",
 )
 SCHEME_NOTE = Note(
-    "Cached entries keep their absolute positions, so gaps stay between them, or they are numbered "
-    "anew inside the cache, so that nothing is farther away than the cache is long.",
+    "Where the lines part, the schemes disagree how far away an entry is: with absolute positions "
+    "the gaps of what was evicted stay. Numbered anew inside the cache, nothing is farther away "
+    "than the cache is long.",
     "absolute: position i; inside the cache: i's place among the cached entries",
     "SAGE-KV, Figure 3: StreamingLLM's position schemes",
 )
 
 
 def retained_over_budget(
-    capture: Capture, measured: Mapping[str, Retained], measure: str, layer: int
+    capture: Capture,
+    measured: Mapping[str, Retained],
+    measure: str,
+    layer: int,
+    *,
+    budget: int | None = None,
 ) -> Figure:
     """Lines over budgets: attention mass kept ("mass") or output error ("error"), mean over steps.
 
-    measured: by title, all over the same budgets; the band is over query heads.
+    measured: by title, all over the same budgets; the band is over query heads. `budget`, where
+    the budgets reach so far, is marked.
     """
     if measure not in MEASURES or not measured:
         raise AnalysisError(f"The measures are {', '.join(MEASURES)}, not {measure!r}.")
@@ -53,6 +60,11 @@ def retained_over_budget(
         Axis(label, unit=unit, range=(0.0, 1.02) if measure == "mass" else None),
         arrays,
         series=tuple(Series(name) for name in measured),
+        markers=(
+            (Marker("x", x=budget, label=f"B = {budget:,}", selected=True),)
+            if budget is not None and budgets[0] <= budget <= budgets[-1]
+            else ()
+        ),
         caption=(
             f"Mean over {capture.info.response_length:,} steps under the full cache's queries, "
             f"layer {layer}{f'; band: {BAND_WORDS} of the query heads' if 'low' in arrays else ''}"

@@ -180,11 +180,13 @@ def _retained(run_id: str, layer: int, budgets: tuple[int, ...]) -> dict[str, Re
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
-def over_budgets(run_id: str, measure: str, layer: int, budgets: tuple[int, ...]) -> Figure:
+def over_budgets(
+    run_id: str, measure: str, layer: int, budgets: tuple[int, ...], budget: int
+) -> Figure:
     """Raises NeedsJob where the measure takes long and was not computed."""
     capture = backstage.capture(run_id)
     measured = _retained(run_id, layer, budgets)
-    return retained_figures.retained_over_budget(capture, measured, measure, layer)
+    return retained_figures.retained_over_budget(capture, measured, measure, layer, budget=budget)
 
 
 @st.cache_data(max_entries=32, show_spinner=False)

@@ -19,9 +19,10 @@ from cache_store.reader import CaptureInfo
 from pages.parts import partitions_panels, places, selection
 from pages.parts.looks_maps import Lag
 from pages.parts.partitions_panels import NAMES, Notes
-from pages.parts.text import plain
+from pages.parts.text import number, plain
 
 _SMALLEST_LAG = 4
+LAGS, RATIOS = (128, 512, 1024), (0.5, 0.25, 0.167, 0.125)  # the paper's
 
 
 @dataclass(frozen=True)
@@ -125,4 +126,17 @@ PANELS = {
 
 
 def show(look: Look) -> Notes:
-    return PANELS[look.panel](look)
+    notes = PANELS[look.panel](look)
+    return notes | {"The paper's settings": _settings(look)} if notes else notes
+
+
+def _settings(look: Look) -> str:
+    """Which of the paper's settings are shown."""
+    sink = "as here" if look.sink == SINK else f"here {look.sink}"
+    lag = "as here" if look.lag in LAGS else f"here {look.lag}"
+    ratio = "as here" if look.keep_ratio in RATIOS else f"here {number(look.keep_ratio)}"
+    return (
+        f"The paper takes S = {SINK} ({sink}), L = {LAGS[0]}, {LAGS[1]} or {LAGS[2]:,} ({lag}) and "
+        f"keeps r = 1/2, 1/4, 1/6 or 1/8 of each partition ({ratio}); it counts r as “2x” to “8x”. "
+        "Keys and values both score, by their spread within the next partition's range."
+    )

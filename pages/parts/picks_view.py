@@ -11,7 +11,14 @@ import streamlit as st
 from analysis.errors import AnalysisError, NeedsJob
 from analysis.figure import Figure, Note
 from analysis.picks import Partition
-from analysis.picks_figures import OVERLAP_NOTE, PICK_NOTE, SLIDE_NOTE, partition_words
+from analysis.picks_figures import (
+    GROUP_NOTE,
+    OVERLAP_NOTE,
+    PICK_NOTE,
+    SLIDE_NOTE,
+    UNION_NOTE,
+    partition_words,
+)
 from analysis.retained_figures import RETAINED_NOTE, SCHEME_NOTE
 from cache_store.reader import CaptureInfo
 from pages.parts import (
@@ -32,14 +39,13 @@ Notes = dict[str, str | Note]
 SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 _SMALLEST = 8
 _HEIGHT = 400
-UNION_WORDS = (
-    "A KV head stores what any of its query heads picked; the more they agree, the smaller the "
-    "number and the less of the budget is used. A click on a cell chooses its layer and heads."
-)
-TABLE_WORDS = (
+TABLE_NOTE = Note(
     "The entries that most query heads of the layer agree on stand first. The weight is the "
-    "largest attention that any of them gives to the entry at the last prompt token."
+    "largest attention that any of them gives to the entry at the last prompt token.",
+    "weight = max over query heads of A(P − 1, i), P the length of the prompt",
+    "SAGE-KV, Section 2, step 2",
 )
+BETWEEN = ("query heads", "groups")
 
 
 SETTINGS = (
@@ -71,6 +77,7 @@ class Look:
             "budget",
             "unit",
             "page",
+            "between",
             layer=self.layer,
             head=self.head,
             step=self.step,
@@ -112,7 +119,7 @@ def overview(look: Look) -> Notes:
     )
     notes["The text"] = shown.note
     _table(look)
-    return {**notes, "The table": TABLE_WORDS}
+    return {**notes, "The table": TABLE_NOTE}
 
 
 def _table(look: Look) -> None:
@@ -143,8 +150,14 @@ def _table(look: Look) -> None:
 def overlap(look: Look) -> Notes:
     """How alike the query heads choose, and how much of the budget their union takes."""
     cell = (look.layer, look.head // look.info.group)
+    between = BETWEEN[0]
+    if look.info.group > 1 and look.info.kv_heads > 1:
+        between = selection.segment("Overlap between", "between", BETWEEN)
+    figure, note = (
+        ("overlap_matrix", OVERLAP_NOTE) if between == BETWEEN[0] else ("group_overlap", GROUP_NOTE)
+    )
     with st.grid(2, min_column_width=440):
-        _card(look, "overlap", lambda: _figure(look, "overlap_matrix"), height=_HEIGHT)
+        _card(look, "overlap", lambda: _figure(look, figure), height=_HEIGHT)
         _card(
             look,
             "union",
@@ -152,7 +165,7 @@ def overlap(look: Look) -> Notes:
             height=_HEIGHT,
             on_cell=lambda layer, kv_head: _go(layer, kv_head * look.info.group),
         )
-    return {"Overlap": OVERLAP_NOTE, "Stored entries": UNION_WORDS}
+    return {"Overlap": note, "Stored entries": UNION_NOTE}
 
 
 def _go(layer: int, head: int) -> None:
@@ -205,7 +218,7 @@ def over_budgets(look: Look) -> Notes:
     sizes = budgets(look.info.prompt_length)
     try:
         figures = [
-            looks_maps.over_budgets(look.run_id, measure, look.layer, sizes)
+            looks_maps.over_budgets(look.run_id, measure, look.layer, sizes, look.budget)
             for measure in ("mass", "error")
         ]
     except NeedsJob as need:

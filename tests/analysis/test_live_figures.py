@@ -62,6 +62,23 @@ def test_the_diff_tells_apart_what_agrees_differs_came_and_went(open_capture: Op
     assert table["kind"].tolist()[:2] == ["agrees", "differs"] and table["policy"][1] == "<9><8>"
 
 
+def test_lines_upon_each_other_are_told_and_seen(open_capture: Opener) -> None:
+    made, capture = open_capture("grouped")
+    options = [{"budget": 8}, {"budget": 8, "positions": "cache"}, {"budget": 9}]
+    runs = [
+        made_run(made, choice={"key": "streaming_llm", "options": own}, seed=seed)
+        for own, seed in zip(options, (1, 1, 2), strict=True)
+    ]
+    figure = kl_over_steps(capture, runs)
+    names = [line.name for line in figure.series]
+    assert f"{names[0]} and {names[1]} coincide; " in figure.caption
+    assert figure.caption.count("coincide") == 1
+    first, second, third = figure.series
+    assert (first.colour, second.dash) != (second.colour, first.dash)
+    assert first.colour != second.colour and first.dash == "solid" != second.dash
+    assert third.colour == first.colour and third.dash not in (first.dash, second.dash)
+
+
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -19,6 +19,7 @@ from analysis.picks import (
     unions,
 )
 from analysis.picks_figures import (
+    group_overlap,
     overlap_matrix,
     picks_strip,
     picks_table,
@@ -141,11 +142,12 @@ def every_figure(capture: Any, budget: int) -> Iterator[Any]:
     yield sliding(capture, picked[0], parts, 0, 0)
     yield union_sizes(capture, picked, parts, selected=(0, 0))
     yield position_schemes(capture, budget, info.response_length)
-    if picked[0].any():
-        yield overlap_matrix(capture, picked[0], parts, 0)
-    else:
-        with pytest.raises(AnalysisError, match="no picks to compare"):
-            overlap_matrix(capture, picked[0], parts, 0)
+    for between in (overlap_matrix, group_overlap):
+        if picked[0].any():
+            yield between(capture, picked[0], parts, 0)
+        else:
+            with pytest.raises(AnalysisError, match="no picks to compare"):
+                between(capture, picked[0], parts, 0)
     assert len(picks_table(capture, picked[0], rows[0])) == picked[0].any(axis=0).sum()
     if info.response_length:
         measured = {view: retained(capture, 0, [2, 8], view=view) for view in VIEWS}
@@ -169,6 +171,17 @@ def test_every_figure_of_every_capture(open_capture: Opener, kind: str, budget: 
         assert figure.caption and figure.alt and figure.note and figure.note.source
         figure.table()
         to_plotly(figure)
+
+
+def test_groups_overlap_in_their_united_picks(open_capture: Opener) -> None:
+    """Two groups of two heads: {1, 2} and {2, 3} are {1, 2, 3}, {3} and {4} are {3, 4}."""
+    _, capture = open_capture("grouped")
+    picked = np.zeros((4, 40), bool)
+    for head, places in enumerate(([1, 2], [2, 3], [3], [4])):
+        picked[head, places] = True
+    figure = group_overlap(capture, picked, partition(8, 2, 40), 0)
+    assert figure.arrays["z"].tolist() == [[1, 0.25], [0.25, 1]]
+    assert "Mean overlap between groups 0.25" in figure.caption
 
 
 def test_position_schemes_by_hand(open_capture: Opener) -> None:

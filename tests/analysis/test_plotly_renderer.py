@@ -11,7 +11,7 @@ import pytest
 
 from analysis.colours import Category
 from analysis.figure import Axis, ColourScale, Figure, Marker, Series
-from analysis.plotly_marks import escaped
+from analysis.plotly_marks import escaped, number_format
 from analysis.plotly_renderer import to_plotly
 from analysis.pooling import pool_codes
 
@@ -94,6 +94,19 @@ def test_cells_are_float32_evenly_spaced_and_nan_stays_nan() -> None:
     assert layout["yaxis"]["range"] == [7.5, 4.5]
     assert (trace["zmin"], trace["zmax"]) == (0.0, 11.0)
     assert "± 1<br>" in trace["hovertemplate"] and trace["hoverongaps"] is False
+
+
+@pytest.mark.parametrize(
+    ("values", "form"),
+    [
+        ([3, 2041, np.nan], ",.0f"),  # positions and counts are whole
+        ([0.25, 0.5], ".3~g"),
+        ([0.5, 2041.25], ",.1f"),  # three digits of it would be 2.04e+3
+        ([np.nan], ".3~g"),
+    ],
+)
+def test_a_hover_writes_no_powers_of_ten(values: list[float], form: str) -> None:
+    assert number_format(np.array(values, np.float32)) == form
 
 
 def test_a_logarithmic_scale_colours_by_logarithm_and_tells_the_number() -> None:

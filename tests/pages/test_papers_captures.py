@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pages.parts import budgets_view, partitions_view, picks_view, queries_view, recurrence_view
+from pages.parts import (
+    budgets_view,
+    drawn,
+    partitions_view,
+    picks_view,
+    queries_view,
+    recall_view,
+    recurrence_view,
+)
 from tests.pages.conftest import Open
 from tests.synthetic import Synthetic
 
@@ -32,7 +41,7 @@ EMBEDDED = "the embedded model"
 # page -> the address's key of its panels, and the panels
 PANELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "recurrence": ("recurrence", tuple(recurrence_view.PANELS)),
-    "recall": ("over", ("all heads", "this layer", "this head")),
+    "recall": ("over", recall_view.OVER),
     "queries": ("space", queries_view.SPACES),
     "budgets": ("source", tuple(budgets_view.SOURCES)),
     "partitions": ("lagkv", tuple(partitions_view.PANELS)),
@@ -84,6 +93,28 @@ def run_id(request: pytest.FixtureRequest, home: Path) -> str:
 def said(app: Any) -> str:
     elements = (*app.caption, *app.markdown, *app.warning, *app.text)
     return "\n".join(str(element.value) for element in elements).replace("\\", "")
+
+
+@pytest.mark.parametrize("page", PANELS)
+def test_every_panel_says_how_to_read_it(home: Path, open_at: Open, page: str) -> None:
+    """Two sentences for every figure, the formula one click away, and the paper's settings."""
+    made = Synthetic(run_id="20261121-121212-0000ff", seed=40, **SMALL)
+    made.write(home)
+    key, panels = PANELS[page]
+    for panel in panels:
+        with drawn.listening() as seen:
+            app = open_at(page, run=made.run_id, **{key: panel, "L": "8", "alpha": "0.05"})
+        there = said(app).replace("\u200b", "")
+        formulas = [element.value for element in app.text]
+        figures = {name: figure for name, (figure, _) in seen.figures.items()}
+        for name, figure in figures.items():
+            if figure.mark == "text":
+                continue
+            assert figure.note is not None and figure.note.source, name
+            assert figure.note.how_to_read in there, name
+            assert figure.note.formula and figure.note.formula in formulas, name
+            assert len(re.findall(r"[.!?](?= |$)", figure.note.how_to_read)) == 2, name
+        assert not figures or "The paper's settings" in there, panel
 
 
 @pytest.mark.parametrize("page", PANELS)
