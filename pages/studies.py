@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from analysis.study.rows import Study
 from cache_store.errors import KVScopeError
 from pages.parts import (
     card,
@@ -11,6 +12,7 @@ from pages.parts import (
     study_draft,
     study_form,
     study_list,
+    study_look,
     study_start,
     study_view,
     study_watch,
@@ -36,21 +38,28 @@ def main() -> None:
         with costs:
             study_start.show()
         return
-    look = study_view.controls(study_view.study_of(shown))
+    study = study_look.study_of(shown)
+    look = study_look.controls(study)
     with head:
         frame.heading(QUESTION, look.link())
     busy = study_watch.running(shown)
-    st.fragment(run_every=_BUSY_S if busy else None)(_drawn)(look, busy)
+    st.fragment(run_every=_BUSY_S if busy else None)(_drawn)(look, busy, _known(study))
 
 
-def _drawn(look: study_view.Look, busy: bool) -> None:
+def _drawn(look: study_look.Look, busy: bool, known: tuple[object, ...]) -> None:
     """Progress and figures, drawn again while prompts are being finished."""
     study_watch.show(look.study_id)
-    notes = study_view.show(look, study_view.study_of(look.study_id))
+    study = study_look.study_of(look.study_id)
+    if busy and (_known(study) != known or not study_watch.running(look.study_id)):
+        st.rerun()
+    notes = study_view.show(look, study)
     if notes:
         card.how_to_read(notes)
-    if busy and not study_watch.running(look.study_id):
-        st.rerun()
+
+
+def _known(study: Study) -> tuple[object, ...]:
+    """What the controls offer; when the first prompt of a task arrives, they offer more."""
+    return study.policies, study.tasks
 
 
 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from analysis.figure import Axis, Figure, Note, Series
 from analysis.study.rows import ALL_TASKS, FULL, VALUES, Place, Study, size_words
@@ -41,39 +42,31 @@ def over_generated(study: Study, value: str, size: float | None, task: str = ALL
 
     value: "peak_bytes" or "decode_ms_per_step".
     """
-    frame = study.placed
-    if task != ALL_TASKS:
-        frame = frame[frame["task"] == task]
-    names, chosen = _chosen(study, size)
-    frame = frame[frame["place"].isin(chosen)]
     facts = VALUES[value]
-    y = frame[value].to_numpy(np.float64) / facts.divisor
-    x = frame["response_tokens"].to_numpy(np.float64)
-    known = np.isfinite(x) & np.isfinite(y)
-    index = {place: n for n, place in enumerate(chosen)}
-    owner = frame["place"].map(index).to_numpy(np.int64)
+    names, points = generated_points(study, value, size, task)
+    x, y, owner = (points[name].to_numpy() for name in ("tokens", "value", "owner"))
     series = _series(study, names)
     at = "every policy at its own size" if size is None else size_words(study, size)
     means = "; ".join(
-        f"{line.name} {number(float(np.mean(y[known & (owner == n)])))} {facts.unit}"
+        f"{line.name} {number(float(np.mean(y[owner == n])))} {facts.unit}"
         for n, line in enumerate(series)
-        if (known & (owner == n)).any()
+        if (owner == n).any()
     )
-    highest = float(y[known].max()) if known.any() else 1.0
+    highest = float(y.max()) if len(y) else 1.0
     return Figure(
         "scatter",
         f"{facts.label[0].upper()}{facts.label[1:]} over the generated length",
-        Axis("generated tokens", range=(0.0, 1.05 * float(x[known].max()) if known.any() else 1.0)),
+        Axis("generated tokens", range=(0.0, 1.05 * float(x.max()) if len(x) else 1.0)),
         Axis(facts.label, unit=facts.unit, range=(0.0, 1.05 * highest)),
         {
-            "x": x[known].astype(np.float32),
-            "y": y[known].astype(np.float32),
-            "series": owner[known],
+            "x": x.astype(np.float32),
+            "y": y.astype(np.float32),
+            "series": owner,
         },
         series=series,
         point_text=tuple(
             f"{series[n].name}, {example}"
-            for n, example in zip(owner[known], frame["example_id"][known], strict=True)
+            for n, example in zip(owner, points["example_id"], strict=True)
         ),
         caption=f"{task[0].upper()}{task[1:]}, {at}. Means: {means or 'nothing measured yet'}. "
         f"{study.words(task)}.",
@@ -83,9 +76,31 @@ def over_generated(study: Study, value: str, size: float | None, task: str = ALL
     )
 
 
+def generated_points(
+    study: Study, value: str, size: float | None, task: str = ALL_TASKS
+) -> tuple[list[str], pd.DataFrame]:
+    """The policies of `over_generated`, and its points: owner (an index into them), example_id,
+    tokens and value, without those that have no number."""
+    frame = study.placed
+    if task != ALL_TASKS:
+        frame = frame[frame["task"] == task]
+    names, chosen = chosen_at(study, size)
+    frame = frame[frame["place"].isin(chosen)]
+    index = {place: n for n, place in enumerate(chosen)}
+    points = pd.DataFrame(
+        {
+            "owner": frame["place"].map(index).astype(np.int64),
+            "example_id": frame["example_id"],
+            "tokens": frame["response_tokens"].astype(np.float64),
+            "value": frame[value].astype(np.float64) / VALUES[value].divisor,
+        }
+    )
+    return names, points.dropna().reset_index(drop=True)
+
+
 def by_stage(study: Study, size: float | None, task: str = ALL_TASKS) -> Figure:
     """Stacked bars: mean milliseconds of each stage, the full cache first, then each policy."""
-    names, places = _chosen(study, size)
+    names, places = chosen_at(study, size)
     stages = [
         column for column in STAGES if np.isfinite(study.frame[column].to_numpy(np.float64)).any()
     ]
@@ -114,7 +129,7 @@ def by_stage(study: Study, size: float | None, task: str = ALL_TASKS) -> Figure:
     )
 
 
-def _chosen(study: Study, size: float | None) -> tuple[list[str], list[int]]:
+def chosen_at(study: Study, size: float | None) -> tuple[list[str], list[int]]:
     """The full cache and every policy at a size (or its own), with their places."""
     names, places = [FULL], [study.place(FULL, None)]
     for name in study.policies:

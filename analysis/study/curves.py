@@ -134,7 +134,7 @@ def _failures(study: Study, task: str, policies: Sequence[str]) -> str:
     if task != ALL_TASKS:
         frame = frame[frame["task"] == task]
     failed = int(frame["error"].notna().sum())
-    return f"{failed:,} of {len(frame):,} rows have no number, see the failures" if failed else ""
+    return f"{failed:,} of {len(frame):,} rows have no number" if failed else ""
 
 
 def over_bytes(study: Study, bytes_column: str = "peak_bytes", task: str = ALL_TASKS) -> Figure:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import pandas as pd
 
 from analysis.errors import AnalysisError
 from analysis.figure import Axis, ColourScale, Figure, Note
@@ -40,17 +43,15 @@ def needle(
     place = study.place(policy, size)
     frame = study.placed
     rows = frame[(frame["task"] == task) & (frame["place"] == place)]
-    rows = rows[rows["depth"].notna() & rows["length"].notna()]
-    depths, of_row, binned = _depths(rows["depth"].to_numpy(np.float64))
-    lengths = np.unique(rows["length"].to_numpy(np.int64))
+    grid = _grid(rows)
+    rows, depths, lengths = grid.rows, grid.depths, grid.lengths
     facts = VALUES[value]
     numbers = rows[value].to_numpy(np.float64) / facts.divisor
     z = np.full((len(depths), len(lengths)), np.nan, np.float32)
     counts = np.zeros(z.shape, np.int64)
-    columns = np.searchsorted(lengths, rows["length"].to_numpy(np.int64))
     for r in range(len(depths)):
         for c in range(len(lengths)):
-            cell = numbers[(of_row == r) & (columns == c)]
+            cell = numbers[(grid.of_row == r) & (grid.of_column == c)]
             cell = cell[np.isfinite(cell)]
             counts[r, c] = len(cell)
             if len(cell):
@@ -77,7 +78,7 @@ def needle(
         {"z": z},
         colour=ColourScale(facts.label, (low, high)),
         pickable=True,
-        caption=f"{task}; mean {mean}; {each} a cell.{binned} {study.words(task)}.",
+        caption=f"{task}; mean {mean}; {each} a cell.{grid.binned} {study.words(task)}.",
         alt=f"{facts.label} of {name}{at} over {len(depths)} depths and {len(lengths)} lengths; "
         f"mean {mean}.",
         note=NOTE,
@@ -85,6 +86,45 @@ def needle(
             figure="study_needle", policy=policy, size=size, task=task, value=value
         ),
     )
+
+
+def cell(study: Study, task: str, row: int, column: int) -> tuple[str, int]:
+    """The words of a cell: its depth as the axis says it, and its prompt length."""
+    grid = _grid(_prompts(study, task))
+    return grid.depths[row], int(grid.lengths[column])
+
+
+def prompts_in(study: Study, task: str, depth: str, length: int) -> list[str]:
+    """The ids of the prompts behind a cell; none where there is no such cell."""
+    grid = _grid(_prompts(study, task))
+    if depth not in grid.depths or length not in grid.lengths:
+        return []
+    inside = (grid.of_row == grid.depths.index(depth)) & (grid.lengths[grid.of_column] == length)
+    return list(grid.rows["example_id"][inside])
+
+
+def _prompts(study: Study, task: str) -> pd.DataFrame:
+    """One row for each prompt of a task."""
+    return study.frame[study.frame["task"] == task].drop_duplicates("example_id")
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Rows whose prompt says depth and length, and the cell that each belongs to."""
+
+    rows: pd.DataFrame
+    depths: list[str]
+    lengths: np.ndarray
+    of_row: np.ndarray
+    of_column: np.ndarray
+    binned: str
+
+
+def _grid(rows: pd.DataFrame) -> _Grid:
+    rows = rows[rows["depth"].notna() & rows["length"].notna()]
+    depths, of_row, binned = _depths(rows["depth"].to_numpy(np.float64))
+    lengths, of_column = np.unique(rows["length"].to_numpy(np.int64), return_inverse=True)
+    return _Grid(rows, depths, lengths, of_row, of_column, binned)
 
 
 def _depths(depths: np.ndarray) -> tuple[list[str], np.ndarray, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +23,15 @@ OPTION_NOTE = Note(
     "LagKV, Figure 2; LAQ, Figure 5; LazyEviction, Tables 4, 9 and 10",
 )
 KEPT_PER_LAG = "lag × keep_ratio"
+SMALL_CACHE = "lookahead_budget"  # of the cache that a lookahead is written on
 _SIZES = ("budget", "compression_ratio")
 
 
 @dataclass(frozen=True)
 class _Point:
-    """A policy's value of the option, its other options in words, and mean, low and high."""
+    """A policy, its value of the option, its other options in words, and mean, low and high."""
 
+    policy: str
     value: Any
     others: str
     measured: tuple[float, float, float]
@@ -89,8 +91,22 @@ def over_option(
     """A measure over one option of a method, a line for each setting of its other options.
 
     Numbers are an axis, words (such as H1 off) are bars. size: one of the study's sizes, for
-    policies that take one. Raises AnalysisError where the option does not vary.
+    policies that take one. Settings of other options that were run with one value only are left
+    out. Raises AnalysisError where the option does not vary.
     """
+    points = option_points(study, key, option, size, value, task)
+    return _option_figure(study, key, option, size, value, task, points)
+
+
+def option_points(
+    study: Study,
+    key: str,
+    option: str,
+    size: float | None = None,
+    value: str = "score",
+    task: str = ALL_TASKS,
+) -> list[_Point]:
+    """What `over_option` draws. Raises AnalysisError where the option does not vary."""
     if option not in varied(study).get(key, []):
         raise AnalysisError(f"The policies of this study do not differ in {option}.")
     matrix = study.matrix(value, task)
@@ -106,14 +122,54 @@ def over_option(
         if option == KEPT_PER_LAG:  # a line per partition length, over the share kept
             others.pop("keep_ratio", None)
             others["lag"] = option_value(key, choice["options"], "lag")
+        set_to = option_value(key, choice["options"], option)
+        if set_to is None and option == SMALL_CACHE and study.axis == "budget":
+            set_to = size  # as large as the cache that is kept
         points.append(
-            _Point(
-                option_value(key, choice["options"], option),
-                _others(others),
-                (means[place], low[place], high[place]),
-            )
+            _Point(name, set_to, _others(others), (means[place], low[place], high[place]))
         )
-    return _option_figure(study, key, option, size, value, task, points)
+    return points if option == KEPT_PER_LAG else _compared(points)
+
+
+def _compared(points: list[_Point]) -> list[_Point]:
+    """Without settings of the other options that were run with one value only."""
+    values: dict[str, set[str]] = {}
+    for point in points:
+        values.setdefault(point.others, set()).add(repr(point.value))
+    kept = [point for point in points if len(values[point.others]) > 1]
+    return kept or points
+
+
+def policy_at(
+    study: Study,
+    key: str,
+    option: str,
+    at: float,
+    height: float,
+    size: float | None = None,
+    value: str = "score",
+    task: str = ALL_TASKS,
+) -> str:
+    """The policy whose point of `over_option` is nearest to a value of the option (the place of
+    its bar where it is a word) and a height."""
+    points = option_points(study, key, option, size, value, task)
+    values, numeric = _sorted_values(points)
+    places = [float(p.value) if numeric else float(values.index(p.value)) for p in points]
+    away = [
+        (abs(place - at), abs(p.measured[0] - height))
+        for place, p in zip(places, points, strict=True)
+    ]
+    return points[away.index(min(away))].policy
+
+
+def _sorted_values(points: Sequence[_Point]) -> tuple[list[Any], bool]:
+    """The option's values in order, and whether all are numbers; words come after numbers."""
+    values = list(dict.fromkeys(point.value for point in points))
+    numbers = [isinstance(v, int | float) and not isinstance(v, bool) for v in values]
+    if all(numbers):
+        return sorted(values), True
+    is_number = dict(zip(values, numbers, strict=True))
+    return sorted(values, key=lambda v: (0, v, "") if is_number[v] else (1, 0, str(v))), False
 
 
 def _others(options: Mapping[str, Any]) -> str:
@@ -130,9 +186,7 @@ def _option_figure(
     task: str,
     points: list[_Point],
 ) -> Figure:
-    values = list(dict.fromkeys(point.value for point in points))
-    numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    values.sort(key=(lambda v: v) if numeric else str)
+    values, numeric = _sorted_values(points)
     lines = list(dict.fromkeys(point.others for point in points))
     shape = (len(lines), len(values))
     arrays = {name: np.full(shape, np.nan, np.float32) for name in ("y", "low", "high")}

@@ -110,6 +110,21 @@ def segment(label: str, key: str, options: Sequence[str], **more: Any) -> str:
     )
 
 
+def several(label: str, key: str, options: Sequence[str], **more: Any) -> tuple[str, ...]:
+    """Some of the options, none when all are meant; the words are in the URL."""
+    asked = st.session_state.get(key) or st.query_params.get_all(key)
+    unknown = [value for value in asked if value not in options]
+    if unknown:
+        says = f"{label} are {', '.join(options)}"
+        notice(key, f"There is no {shorten(unknown[0], 40)!r} here: {says}. It is left out.")
+        if key in st.session_state:
+            st.session_state[key] = [value for value in asked if value in options]
+    elif asked:
+        forget_notice(key)
+    more.setdefault("placeholder", "All")
+    return tuple(st.multiselect(label, list(options), key=key, bind="query-params", **more))
+
+
 def notices() -> list[str]:
     """What the URL asked for and could not get; each is one sentence."""
     return list(st.session_state.get(NOTICES, {}).values())

@@ -15,6 +15,8 @@ from pages.parts import backstage, selection, study_draft
 from pages.parts.text import clock, plain, shorten, some
 
 NEW = "new"
+BEHIND = ("example", "study_depth", "study_length")  # which of the prompts; in no control
+OF_ONE_STUDY = ("study_task", "study_needle", "study_size", "study_policy", "study_policies")
 _CHOICE = "study_choice"
 
 
@@ -63,10 +65,13 @@ def _picked() -> None:
 
 
 def open_study(study_id: str) -> None:
-    """From a callback: show this study, or the form of a new one."""
+    """From a callback: show this study, or the form of a new one. What was chosen of another
+    study's tasks, sizes and policies may not be there."""
+    if study_id != st.query_params.get("study"):
+        for name in (*BEHIND, *OF_ONE_STUDY):
+            st.query_params.pop(name, None)
+            st.session_state.pop(name, None)
     st.query_params["study"] = study_id
-    for name in ("example", "at"):
-        st.query_params.pop(name, None)
 
 
 def _actions(study: StudyReader) -> None:

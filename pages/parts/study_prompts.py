@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -12,9 +13,9 @@ from analysis.study.rows import ALL_TASKS, FULL, Study
 from backend.jobs import capture_job
 from backend.spec import NEED_A_PASS, CaptureSpec
 from cache_store.errors import KVScopeError
-from kvpolicies.choice import from_text, to_text
+from kvpolicies.choice import canonical, from_text, passes_of, to_text
 from kvpolicies.methods import catalogue
-from pages.parts import backstage, jobs_view, study_list
+from pages.parts import backstage, jobs_view, study_list, study_look
 from pages.parts.text import number, plain, shorten
 
 EVICTION = "pages/eviction.py"
@@ -22,18 +23,40 @@ _SHOWN = ("example_id", "task", "score", "agreement", "nll", "kl", "response", "
 _PROMPT_SHOWN = 6_000  # characters
 
 
-def show(study: Study, policy: str, size: float | None, task: str, what: str) -> None:
-    """The rows of one policy at one size, and the prompt that is chosen among them."""
+def show(
+    study: Study,
+    policy: str,
+    size: float | None,
+    task: str,
+    what: str,
+    cell: tuple[str, list[str]] | None = None,
+) -> None:
+    """The rows of one policy at one size, and the prompt that is chosen among them.
+
+    cell: the words of a needle cell and its prompts, where only those are shown.
+    """
     rows = study.placed
     rows = rows[rows["place"] == study.place(policy, size)]
     if task != ALL_TASKS:
         rows = rows[rows["task"] == task]
     rows = rows.sort_values("score", kind="stable").reset_index(drop=True)
-    st.markdown(f"**{plain(what)}**: the lowest scores come first")
+    if cell is not None:
+        what = f"{what}, {cell[0]}"
+        rows = rows[rows["example_id"].isin(cell[1])].reset_index(drop=True)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown(f"**{plain(what)}**: the lowest scores come first", width="content")
+        if cell is not None:
+            st.button(
+                "Every depth and length",
+                icon=":material/close:",
+                type="tertiary",
+                key="study-cell-forget",
+                on_click=study_look.forget_cell,
+            )
     if rows.empty:
         st.caption("No prompt of this kind is finished yet.")
         return
-    chosen = _table(rows, f"{study.id}-{policy}-{size}-{task}")
+    chosen = _table(rows, f"{study.id}-{policy}-{size}-{task}-{cell and cell[0]}")
     asked = st.query_params.get("example")
     example_id = chosen or (asked if asked in set(rows["example_id"]) else None)
     if example_id is None:
@@ -107,27 +130,22 @@ def _capture(study: Study, example: dict[str, Any], row: pd.Series) -> None:
     """One button to capture the prompt; once it is a run, the way to its Eviction page."""
     source = f"study {study.id}, {example['example_id']}"
     title = f"{example['example_id']} of {shorten(study.title, 40)}"
-    found = backstage.runs(search=title)
-    made = [
-        str(run)
-        for run, name in zip(found.get("id", []), found.get("title", []), strict=True)
-        if name == title
-    ]
-    policy, query = _choice(study, row)
+    made = _run_from(source, title)
+    choice, query = _choice(study, row)
     with st.container(horizontal=True, vertical_alignment="center"):
-        if made:
+        if made is not None:
             st.page_link(
                 EVICTION,
                 label="Open on the Eviction page",
                 icon=":material/content_cut:",
-                query_params={"run": made[0], **query},
+                query_params={"run": made, **query},
             )
             return
         under_way = next((job for job in jobs_view.active() if job.title == title), None)
         if under_way is not None:
             st.caption("The prompt is being captured; the way to its Eviction page appears here.")
             return
-        spec = CaptureSpec(
+        asked = CaptureSpec(
             context=example["context"],
             question=example["question"],
             model_id=str(study.spec.get("model", "demo")),
@@ -138,7 +156,6 @@ def _capture(study: Study, example: dict[str, Any], row: pd.Series) -> None:
             max_new_tokens=int(example["max_new_tokens"]),
             title=title,
             source=source,
-            **_passes(policy),
         )
         st.button(
             "Capture this prompt",
@@ -146,39 +163,54 @@ def _capture(study: Study, example: dict[str, Any], row: pd.Series) -> None:
             key="study-capture",
             help="A run of its own: every attention row, and any policy on it.",
             on_click=_submit,
-            args=(spec,),
+            args=(asked, choice),
         )
 
 
-def _submit(spec: CaptureSpec) -> None:
+def _run_from(source: str, title: str) -> str | None:
+    """The run that was captured from a prompt; studies may have the same title."""
+    found = backstage.runs(search=title)
+    for run, name, error in zip(found["id"], found["title"], found["error"], strict=True):
+        if name != title or pd.notna(error):  # what cannot be read has its reason
+            continue
+        if backstage.capture(str(run)).info.settings.get("source") == source:
+            return str(run)
+    return None
+
+
+def _submit(asked: CaptureSpec, choice: dict[str, Any]) -> None:
     try:
-        backstage.jobs().submit(capture_job(spec))
+        backstage.jobs().submit(capture_job(dataclasses.replace(asked, **_passes(choice))))
     except KVScopeError as error:
         st.toast(plain(error))
 
 
 def _choice(study: Study, row: pd.Series) -> tuple[dict[str, Any], dict[str, str]]:
-    """The policy of a row, and the Eviction page's values that show it."""
+    """The policy of a row with its size, and the Eviction page's values that show it."""
     key = str(row["policy_key"])
     if key == FULL:
         return {"key": FULL, "options": {}}, {}
     options = json.loads(row["options"] or "{}")
-    size = {name: options.pop(name) for name in ("budget", "compression_ratio") if name in options}
     choice = {**from_text(key), "options": options}
     query = {"p1": to_text(choice), "p2": "full()"}
-    if not pd.isna(row["size"]):
-        unit = "entries" if study.axis == "budget" else "ratio"
-        query |= {"unit": unit, "budget": f"{row['size']:g}"}
-    return choice | {"size": size}, query
+    if pd.isna(row["size"]):  # it has its own
+        return choice, query
+    unit, name = ("entries", "budget") if study.axis == "budget" else ("ratio", "compression_ratio")
+    asked = int(row["size"]) if study.axis == "budget" else float(row["size"])
+    query |= {"unit": unit, "budget": f"{asked:g}"}
+    return {**choice, "options": options | {name: asked}}, query
 
 
 def _passes(choice: dict[str, Any]) -> dict[str, Any]:
     """What the run has to record besides, so that this policy can be replayed on it."""
-    method = catalogue().get(str(choice.get("key")))
-    score = choice.get("score") or (method.score if method else "")
+    recorded: dict[str, Any] = {}
+    score = choice.get("score") or catalogue()[choice["key"]].score
     if score not in NEED_A_PASS:
-        return {}
-    if score == "lookahead_attention":
-        steps = choice["options"].get("lookahead_steps", 8)
-        return {"lookaheads": ["snapkv(budget=64)"], "lookahead_steps": int(steps)}
-    return {"second_reading": True}
+        return recorded
+    backstage.heavy_imports()
+    for kind, spec in passes_of(canonical(choice), has_rotary=True):
+        if kind == "lookahead":
+            recorded |= {"lookaheads": [to_text(spec["policy"])], "lookahead_steps": spec["steps"]}
+        elif kind == "second_reading":
+            recorded |= {"second_reading": True}
+    return recorded

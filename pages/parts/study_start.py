@@ -8,7 +8,7 @@ from backend.study.estimate import StudyEstimate, estimate
 from backend.study.spec import StudySpec
 from backend.study.work import make_study, study_job
 from cache_store.errors import KVScopeError
-from pages.parts import backstage, models_known, study_draft
+from pages.parts import backstage, models_known, study_draft, study_list
 from pages.parts.text import duration, number, plain, size
 
 
@@ -104,7 +104,7 @@ def _start() -> None:
     except KVScopeError as error:
         st.session_state["study_refused"] = str(error)
         return
-    st.query_params["study"] = study_id
+    study_list.open_study(study_id)
 
 
 def _fact(name: str, value: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,87 +11,14 @@ import streamlit as st
 from analysis.errors import AnalysisError
 from analysis.figure import Figure, Note
 from analysis.study import costs, curves, grids, options, summary
-from analysis.study.rows import ALL_TASKS, FULL, VALUES, Place, Study, size_words
-from pages.parts import card, selection, study_list, study_prompts
+from analysis.study.rows import FULL, Place, Study, size_words
+from pages.parts import card, study_look, study_prompts
+from pages.parts.study_look import Look, go_to_prompts
 from pages.parts.text import plain
 
-PANELS = ("Score", "Needles", "Bytes", "Time", "Differences", "Options", "Prompts")
 HEIGHT = 380
-MEASURES = tuple(VALUES)
 
 Notes = Mapping[str, str | Note]
-
-
-@dataclass(frozen=True)
-class Look:
-    """What is shown of a study; all of it is in the URL."""
-
-    study_id: str
-    panel: str
-    measure: str
-    task: str
-    size: str
-    policy: str
-
-    def link(self) -> dict[str, Any]:
-        return {
-            "study": self.study_id,
-            "study_show": self.panel,
-            "study_measure": self.measure,
-            "study_task": self.task,
-            "study_size": self.size,
-            "study_policy": self.policy,
-            "example": st.query_params.get("example"),
-        }
-
-
-def study_of(study_id: str) -> Study:
-    """The rows that are there now."""
-    reader = study_list.reader(study_id)
-    return Study(study_id, reader.title, reader.spec, reader.rows())
-
-
-def controls(study: Study) -> Look:
-    """One row of controls; those without an effect on the panel are left out and keep their
-    values."""
-    sizes = [f"{size:g}" for size in study.sizes]
-    policies = [FULL, *study.policies]
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        panel = selection.segment("Show", "study_show", PANELS, label_visibility="collapsed")
-        measure = _kept("study_measure", list(MEASURES), "score")
-        if panel in ("Score", "Needles", "Options"):
-            measure = selection.choice(
-                "Measure",
-                "study_measure",
-                MEASURES,
-                "score",
-                format_func=lambda name: VALUES[name].label,
-                width=220,
-            )
-        tasks = [ALL_TASKS, *study.tasks]
-        task = _kept("study_task", tasks, ALL_TASKS)
-        if panel == "Needles":
-            needles = grids.has_needles(study)
-            if len(needles) > 1:
-                task = selection.choice("Task", "study_needle", needles, needles[0], width=200)
-            elif needles:
-                task = needles[0]
-        elif len(study.tasks) > 1:
-            task = selection.choice("Task", "study_task", tasks, ALL_TASKS, width=200)
-        size = _kept("study_size", sizes, sizes[-1]) if sizes else ""
-        if panel in ("Needles", "Bytes", "Time", "Differences", "Options", "Prompts") and sizes:
-            label = "Share evicted" if study.axis == "ratio" else "Budget"
-            size = selection.choice(label, "study_size", sizes, sizes[-1], width=130)
-        policy = policies[min(1, len(policies) - 1)]
-        if panel == "Prompts":
-            policy = selection.choice("Policy", "study_policy", policies, policy, width=220)
-    return Look(study.id, panel, measure, task, size, policy)
-
-
-def _kept(key: str, options: list[str], default: str) -> str:
-    """The URL's value while its control is not drawn."""
-    value = st.query_params.get(key, default)
-    return value if value in options else default
 
 
 def show(look: Look, study: Study) -> Notes:
@@ -107,10 +33,6 @@ def show(look: Look, study: Study) -> Notes:
         return {}
 
 
-def _size(look: Look) -> float | None:
-    return float(look.size) if look.size else None
-
-
 def _card(figure: Figure, key: str, look: Look, **more: Any) -> Note | None:
     more.setdefault("height", HEIGHT)
     card.figure_card(figure, key=f"study-{key}", link_values=look.link(), **more)
@@ -118,7 +40,7 @@ def _card(figure: Figure, key: str, look: Look, **more: Any) -> Note | None:
 
 
 def _score(look: Look, study: Study) -> Notes:
-    figure = curves.over_size(study, look.measure, look.task)
+    figure = curves.over_size(study, look.measure, look.task, look.drawn(study))
     notes = {figure.title: _card(figure, "size", look, on_point=_to_prompts(look, study))}
     st.caption("Click a point to see the prompts behind it.")
     if study.axis == "ratio" and study.sizes and look.measure == "score":
@@ -162,6 +84,8 @@ def _to_prompts(look: Look, study: Study) -> Callable[[float, float], None]:
         best, nearest = None, np.inf
         for place, mean in zip(study.places, means, strict=True):
             at = _x_of(study, place)
+            if place.policy not in (FULL, *look.drawn(study)):
+                continue
             if not np.isfinite(mean) or at is None:
                 continue
             distance = abs(at - x) * 1e6 + abs(mean - y)
@@ -181,34 +105,25 @@ def _x_of(study: Study, place: Place) -> float | None:
     return study.own_ratio(place.policy)
 
 
-def go_to_prompts(policy: str, size: float | None) -> None:
-    """From a callback: the Prompts panel of one point."""
-    values = {"study_show": "Prompts", "study_policy": policy}
-    if size is not None:
-        values["study_size"] = f"{size:g}"
-    for name, value in values.items():
-        st.session_state[name] = value
-        st.query_params[name] = value
-    st.query_params.pop("example", None)
-
-
 def _needles(look: Look, study: Study) -> Notes:
     found = grids.has_needles(study)
     if not found:
         raise AnalysisError("No task of this study says how deep its fact stands.")
     task = look.task if look.task in found else found[0]
-    size = _size(look)
+    size = look.number
     notes: dict[str, Note | None] = {}
     with st.grid(3, min_column_width=320, gap="small"):
-        for index, name in enumerate([FULL, *study.policies]):
+        for index, name in enumerate([FULL, *look.drawn(study)]):
             own = Place(name, None) in study.places
             at = None if own else size
             figure = grids.needle(study, name, at, task, look.measure)
 
-            def clicked(_row: int, _column: int, name: str = name, at: Any = at) -> None:
-                go_to_prompts(name, at)
+            def clicked(row: int, column: int, name: str = name, at: Any = at) -> None:
+                cell = grids.cell(study, task, row, column)
+                go_to_prompts(name, at, task=task, cell=cell)
 
             notes["Needles"] = _card(figure, f"needle-{index}", look, height=280, on_cell=clicked)
+    st.caption("Click a cell to see the prompts behind it.")
     return _known(notes)
 
 
@@ -233,30 +148,59 @@ def _bytes(look: Look, study: Study) -> Notes:
                 look,
                 on_point=lambda x, y, column=column: clicked(x, y, column),
             )
-        figure = costs.over_generated(study, "peak_bytes", _size(look), look.task)
-        notes[figure.title] = _card(figure, "growth", look)
+        figure = costs.over_generated(study, "peak_bytes", look.number, look.task)
+        clicks = _to_example(look, study, "peak_bytes")
+        notes[figure.title] = _card(figure, "growth", look, on_point=clicks)
+    st.caption("Click a point to see the prompts behind it.")
     return _known(notes)
+
+
+def _to_example(look: Look, study: Study, value: str) -> Callable[[float, float], None]:
+    """From a click on one prompt's point: that prompt under that policy."""
+
+    def clicked(x: float, y: float) -> None:
+        names, points = costs.generated_points(study, value, look.number, look.task)
+        span = points["value"].max() or 1.0
+        away = (points["tokens"] - x).abs() + (points["value"] - y).abs() / span
+        nearest = points.iloc[int(np.argmin(away.to_numpy()))]
+        own = Place(names[int(nearest["owner"])], None)
+        at = None if own in study.places else look.number
+        go_to_prompts(own.policy, at, example=str(nearest["example_id"]))
+
+    return clicked
 
 
 def _time(look: Look, study: Study) -> Notes:
     notes: dict[str, Note | None] = {}
     if "latency" not in (study.spec.get("measures") or ()):
         st.caption(
-            "This study did not measure latency: its policies wrote their responses side by side, "
-            "so that no single one has a time for writing. Clone it and add the measure."
+            "This study did not measure latency: its policies wrote their responses side by side "
+            "and shared what they could, so that no single one has a time for writing and only the "
+            "first size of a policy has one for scoring. Clone it and add the measure."
         )
     with st.grid(2, min_column_width=440, gap="small"):
-        figure = costs.by_stage(study, _size(look), look.task)
+        figure = costs.by_stage(study, look.number, look.task)
         notes[figure.title] = _card(figure, "stages", look)
-        figure = costs.over_generated(study, "decode_ms_per_step", _size(look), look.task)
-        notes[figure.title] = _card(figure, "latency", look)
+        if "latency" in (study.spec.get("measures") or ()):
+            value = "decode_ms_per_step"
+            figure = costs.over_generated(study, value, look.number, look.task)
+            clicks = _to_example(look, study, value)
+            notes[figure.title] = _card(figure, "latency", look, on_point=clicks)
     return _known(notes)
 
 
 def _differences(look: Look, study: Study) -> Notes:
-    size = _size(look)
+    size = look.number
     figure = summary.difference_figure(study, size, look.task)
-    note = _card(figure, "differences", look, height=max(HEIGHT, 60 + 34 * len(study.policies)))
+    names = [FULL, *study.policies]
+
+    def clicked(row: int, _column: int) -> None:
+        own = Place(names[row], None) in study.places
+        go_to_prompts(names[row], None if own else size)
+
+    height = max(HEIGHT, 60 + 34 * len(study.policies))
+    note = _card(figure, "differences", look, height=height, on_cell=clicked)
+    st.caption("Click a cell to see the prompts of its row.")
     table = summary.difference_table(study, size, look.task)
     with st.expander("Every pair with its p"):
         st.dataframe(
@@ -278,21 +222,32 @@ def _options(look: Look, study: Study) -> Notes:
             "No two policies of this study differ in one option only: clone it and vary an option."
         )
     notes: dict[str, Note | None] = {}
+    seen = (look.number, look.measure, look.task)
     with st.grid(2, min_column_width=440, gap="small"):
         for key, names in varied.items():
             for name in names:
-                figure = options.over_option(study, key, name, _size(look), look.measure, look.task)
-                notes["A measure over an option"] = _card(figure, f"option-{key}-{name}", look)
+                figure = options.over_option(study, key, name, *seen)
+
+                def clicked(x: float, y: float, key: str = key, name: str = name) -> None:
+                    policy = options.policy_at(study, key, name, x, y, *seen)
+                    own = Place(policy, None) in study.places
+                    go_to_prompts(policy, None if own else look.number)
+
+                notes["A measure over an option"] = _card(
+                    figure, f"option-{key}-{name}", look, on_point=clicked
+                )
+    st.caption("Click a point to see the prompts behind it.")
     return _known(notes)
 
 
 def _prompts(look: Look, study: Study) -> Notes:
     policy = look.policy if look.policy in (FULL, *study.policies) else FULL
     own = Place(policy, None) in study.places
-    size = None if own else _size(look)
+    size = None if own else look.number
     what = f"{'Full cache' if policy == FULL else policy}"
     what += f", {size_words(study, size)}" if size is not None else ""
-    study_prompts.show(study, policy, size, look.task, what)
+    cell = study_look.behind_cell(study, look.task)
+    study_prompts.show(study, policy, size, look.task, what, cell)
     return {}
 
 

@@ -42,8 +42,11 @@ def show(study_id: str) -> None:
             st.error(plain(job.error))
         with st.container(horizontal=True, gap="small"):
             _actions(study_id, job)
-    if not progress.complete or _failed(study):
-        with st.expander("Cells and failures", key=f"study-cells-{study_id}"):
+    failed = int(study.rows()["error"].notna().sum())
+    if not progress.complete or failed:
+        words = f"Cells, and {some(failed, 'row')} without a number" if failed else "Cells"
+        icon = ":material/error:" if failed else None
+        with st.expander(words, icon=icon, key=f"study-cells-{study_id}"):
             _cells(study)
 
 
@@ -107,10 +110,6 @@ def _act(action: str, job_id: str) -> None:
         getattr(backstage.jobs(), action)(job_id)
     except KVScopeError as error:
         st.toast(plain(error))
-
-
-def _failed(study: StudyReader) -> bool:
-    return bool(study.rows()["error"].notna().any())
 
 
 def _cells(study: StudyReader) -> None:

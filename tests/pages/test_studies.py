@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,12 @@ SPEC: dict[str, Any] = {
 }
 
 
-def made(home: Path, finished: int, title: str = SPEC["title"]) -> str:
+def made(
+    home: Path, finished: int, title: str = SPEC["title"], values: Mapping[str, Any] = SPEC
+) -> str:
     """A study of four prompts, `finished` of which have rows: SnapKV finds every second one."""
-    spec = StudySpec.from_dict({**SPEC, "title": title})
+    given = {name: value for name, value in values.items() if value is not None}
+    spec = StudySpec.from_dict({**given, "title": title})
     study_id = make_study(home, spec)
     folder = study_files.study_folder(home, study_id)
     examples = [
@@ -67,6 +71,7 @@ def _row(spec: StudySpec, cell: Any, example: dict[str, Any], index: int) -> dic
         "policy_key": "full" if full else cell.policy.key,
         "options": "{}" if full else json.dumps(dict(cell.policy.choice["options"])),
         "ratio": cell.ratio or 0.0,
+        "budget": cell.budget,
         "repeat": 0,
         "response": f" {HOSTILE}",
         "score": score,
@@ -160,6 +165,38 @@ def test_a_prompt_shows_both_responses_and_can_be_captured(home: Path, open_at: 
     assert job.title == "passkey-0 of A small study"
     spec = backstage.jobs().spec(job.id).params["spec"]
     assert spec["context"].startswith("The passkey is 12345.") and spec["max_new_tokens"] == 8
+
+
+def test_a_needle_cell_shows_its_own_prompts(home: Path, open_at: Open) -> None:
+    study_id = made(home, 4)
+    at = {"study": study_id, "study_show": "Prompts", "study_policy": "SnapKV"}
+    app = open_at("studies", **at, study_depth="100%", study_length="200")
+    assert fine(app)
+    assert "fact at 100%, 200 tokens" in said(app)
+    assert list(app.dataframe[-1].value["example_id"]) == ["passkey-3"]
+    app.button(key="study-cell-forget").click().run()
+    assert fine(app)
+    assert len(app.dataframe[-1].value) == 4
+
+
+def test_some_of_the_policies_are_drawn(home: Path, open_at: Open) -> None:
+    app = open_at("studies", study=made(home, 4), study_show="Needles")
+    assert len(app.get("plotly_chart")) == 4  # the full cache and three policies
+    app.multiselect(key="study_policies").set_value(["SnapKV"]).run()
+    assert fine(app)
+    assert len(app.get("plotly_chart")) == 2
+
+
+def test_a_run_that_is_captured_for_laq_has_its_lookahead(home: Path, open_at: Open) -> None:
+    spec = {**SPEC, "policies": [{"policy": "laq"}], "ratios": None, "budgets": [24]}
+    study_id = made(home, 4, values=spec)
+    at = {"study": study_id, "study_show": "Prompts", "study_policy": "LAQ"}
+    app = open_at("studies", **at, example="passkey-0")
+    app.button(key="study-capture").click().run()
+    assert fine(app)
+    job = next(job for job in backstage.jobs().jobs() if job.kind == "capture")
+    asked = backstage.jobs().spec(job.id).params["spec"]
+    assert asked["lookaheads"] == ["snapkv(budget=24)"] and asked["lookahead_steps"] == 8
 
 
 def test_cloning_fills_the_form_with_the_study(home: Path, open_at: Open) -> None:

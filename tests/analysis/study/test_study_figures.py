@@ -86,6 +86,17 @@ def test_needle_heatmap_by_hand():
     assert figure.y.reversed  # the start of the prompt is at the top
 
 
+def test_the_prompts_behind_a_cell():
+    found = study(needles(), ratios=[0.5])
+    assert grids.cell(found, "passkey", 1, 1) == ("50%", 1000)
+    assert grids.prompts_in(found, "passkey", "50%", 1000) == [
+        "passkey-1000-0.5-0",
+        "passkey-1000-0.5-1",
+    ]
+    assert grids.prompts_in(found, "passkey", "40%", 1000) == []
+    assert grids.prompts_in(found, "passkey", "50%", 700) == []
+
+
 def test_random_depths_are_binned():
     rows = [
         row(f"p-{i}", "p", "full", 0, score=float(i < 10), depth=(i + 0.5) / 20, length=500)
@@ -94,6 +105,9 @@ def test_random_depths_are_binned():
     figure = grids.needle(study(rows, ratios=[0.5]), "full", None, "p")
     # four depths of 5 % each per bin of 20 %: the third bin has two right, two wrong
     np.testing.assert_allclose(figure.arrays["z"][:, 0], [1, 1, 0.5, 0, 0])
+    # 0.225, 0.275, 0.325 and 0.375 are the fifth to the eighth
+    behind = grids.prompts_in(study(rows, ratios=[0.5]), "p", "20%–40%", 500)
+    assert behind == ["p-4", "p-5", "p-6", "p-7"]
 
 
 def test_prompts_without_depth_have_no_heatmap():
@@ -138,6 +152,31 @@ def test_entries_kept_per_partition():
     np.testing.assert_allclose(figure.arrays["y"], [[1, 0], [np.nan, 0.5]])
 
 
+def test_a_setting_that_was_run_once_is_no_line_of_an_ablation():
+    settings = [{"window": 5}, {"window": 50}, {"alpha": 1e-3}, {}]
+    found = variants("lazyeviction", settings, [0.1, 0.2, 0.3, 0.4])
+    figure = options.over_option(found, "lazyeviction", "window", 0.5)
+    assert [line.name for line in figure.series] == ["defaults otherwise"]
+    np.testing.assert_allclose(figure.arrays["y"], [[0.1, 0.4, 0.2]])
+
+
+def test_a_lookahead_without_a_budget_has_that_of_the_cache():
+    rows = [row("a-0", "a", "full", 0, score=1.0)]
+    for name, values, score in (("small", {"lookahead_budget": 16}, 0.2), ("same", {}, 0.6)):
+        rows.append(row("a-0", "a", name, 0.9, budget=64, key="laq", options=values, score=score))
+    figure = options.over_option(study(rows, budgets=[64]), "laq", "lookahead_budget", 64)
+    np.testing.assert_allclose(figure.x.values, [16, 64])
+    np.testing.assert_allclose(figure.arrays["y"], [[0.2, 0.6]])
+
+
+def test_the_policy_behind_a_point_of_an_ablation():
+    found = variants("lazyeviction", [{"window": 5}, {}, {"h1": "off"}], [0.1, 0.2, 0.3])
+    assert options.policy_at(found, "lazyeviction", "window", 25, 0.2, 0.5) == "lazyeviction {}"
+    assert options.policy_at(found, "lazyeviction", "window", 6, 0.9, 0.5).endswith("5}")
+    # bars in order: off, sigmoid
+    assert options.policy_at(found, "lazyeviction", "h1", 0, 0.3, 0.5).endswith("'off'}")
+
+
 def test_an_option_that_does_not_vary():
     with pytest.raises(AnalysisError, match="do not differ in alpha"):
         options.over_option(variants("snapkv", [{}], [1]), "snapkv", "alpha", 0.5)
@@ -167,6 +206,9 @@ def test_bytes_over_generated_length():
     figure = costs.over_generated(study(rows, ratios=[0.5]), "peak_bytes", 0.5)
     assert figure.arrays["x"].tolist() == [12, 10]
     assert figure.arrays["y"].tolist() == [3, 1]
+    names, points = costs.generated_points(study(rows, ratios=[0.5]), "peak_bytes", 0.5)
+    assert [names[owner] for owner in points["owner"]] == ["full", "snapkv"]
+    assert points["example_id"].tolist() == ["a-0", "a-0"]
 
 
 @pytest.mark.parametrize("value", ["score", "agreement", "nll", "kl", "peak_bytes"])
