@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from analysis.recall import recall_curve
-from analysis.study.claims import FOLDER, STUDIES
+from analysis.study.claims import FOLDER, RECALL_BUDGET, STUDIES
 from backend.capture import capture
 from backend.demo.tasks import count_tokens
 from backend.models import load
@@ -30,7 +30,6 @@ from cache_store.study import TIMINGS, StudyReader
 
 RECALL_PROMPTS = 12
 RECALL_TOKENS = 500
-RECALL_BUDGET = 64
 OFFSETS = range(-16, 9)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,24 +19,16 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import AnalysisError
-from analysis.figure import Axis, Figure, Marker, Note, Series
 from analysis.study.rows import CONFIDENCE, FULL, Matrix, Study
 from analysis.words import number
 
 FOLDER = Path(__file__).parents[2] / "models" / "demo" / "findings"
 STUDIES = ("needles", "arithmetic", "allocation", "digits")
 RECALL = "recall"
+RECALL_BUDGET = 64  # entries that recall is taken of
 HOLDS, REVERSED, UNSEEN = "holds", "does not hold", "cannot be seen at this size"
 CEILING, FLOOR = 0.98, 0.02
 LAGS = (64, 128)
-
-NOTE = Note(
-    "Each row is a comparison that a paper makes: the middle mark is the difference of mean scores "
-    "over the same prompts and all sizes of the study, the outer ones the ends of its 95% "
-    "interval. Right of the line the claim holds here, left of it the opposite does, and an "
-    "interval across the line says nothing.",
-    "paired bootstrap over prompts, 1,000 draws, percentiles 2.5 and 97.5",
-)
 
 
 @dataclass(frozen=True)
@@ -52,6 +44,11 @@ class Comparison:
     @property
     def words(self) -> str:
         return f"{self.better} over {self.worse}"
+
+    @property
+    def sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The policies of both sides."""
+        return self.better_of or (self.better,), self.worse_of or (self.worse,)
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,8 @@ class Measured:
     low: float
     high: float
     prompts: int
+    better_evicted: float = float("nan")  # mean share evicted of each side, where it has one
+    worse_evicted: float = float("nan")
 
     @property
     def verdict(self) -> str:
@@ -131,8 +130,6 @@ def claims() -> tuple[Claim, ...]:
             "LazyEviction, Table 1",
             "arithmetic",
             tuple(Comparison("LazyEviction", other) for other in ("H2O", "TOVA", "RaaS")),
-            "The full cache itself works out about two thirds of these problems of six steps, and "
-            "half a cache is too little for this model under every policy.",
         ),
         Claim(
             "An observation window helps the others, but less",
@@ -175,9 +172,8 @@ def claims() -> tuple[Claim, ...]:
                 for norm in ("L2 norm", "L2 norm in every layer")
                 for lag in LAGS
             ),
-            "As published, the key norm keeps the first two layers whole. They are a third of this "
-            "model's six layers and enough for the task; compared at equal size are the rows in "
-            "which it compresses every layer.",
+            "As published, the key norm keeps the first two layers whole, a large part of a model "
+            "with few layers. At equal size compare the rows in which it compresses every layer.",
         ),
         Claim(
             "LagKV needs enough entries per partition",
@@ -204,11 +200,15 @@ def measure(claim: Claim, study: Study | None, recall: pd.DataFrame) -> list[Mea
     measured = []
     for comparison in claim.comparisons:
         if claim.study == RECALL:
-            values, groups = _recall_pairs(recall)
-        else:
-            assert study is not None
-            values, groups = _pairs(study, comparison)
-        measured.append(compared(comparison, values, groups))
+            measured.append(compared(comparison, *_recall_pairs(recall)))
+            continue
+        assert study is not None
+        found = compared(comparison, *_pairs(study, comparison))
+        evicted = [
+            float(study.frame.loc[study.frame["policy"].isin(names), "ratio"].mean())
+            for names in comparison.sides
+        ]
+        measured.append(replace(found, better_evicted=evicted[0], worse_evicted=evicted[1]))
     return measured
 
 
@@ -242,10 +242,7 @@ def _pairs(study: Study, comparison: Comparison) -> tuple[np.ndarray, np.ndarray
     """Scores (prompts, 2) of both sides over the prompts that both have, and their tasks."""
     matrix = study.matrix("score")
     sides = []
-    for names in (
-        comparison.better_of or (comparison.better,),
-        comparison.worse_of or (comparison.worse,),
-    ):
+    for names in comparison.sides:
         places = [i for i, place in enumerate(study.places) if place.policy in names]
         if len({study.places[i].policy for i in places}) < len(names):
             raise AnalysisError(f"The shipped study has no {', '.join(names)}.")
@@ -272,10 +269,32 @@ class Findings:
     def measured(self, claim: Claim) -> list[Measured]:
         return measure(claim, self.studies.get(claim.study), self.recall)
 
-    def full_score(self, study: str) -> float:
-        """What the full cache scores: no policy can show more than it loses."""
+    def basis(self, study: str) -> str:
+        """What a study's numbers rest on, in one sentence: prompts, sizes, the full cache."""
         rows = self.studies[study]
-        return float(rows.matrix("score").means[rows.place(FULL, None)])
+        full = rows.frame[rows.frame["policy_key"] == FULL]
+        score = float(rows.matrix("score").means[rows.place(FULL, None)])
+        sized = any(place.size is not None for place in rows.places)
+        at = f", {_sizes(rows)}" if sized else ""
+        return (
+            f"{len(full):,} prompts of {_span(full['prompt_tokens'])} tokens{at}. The full cache "
+            f"scores {number(score)} and writes {_span(full['response_tokens'])} tokens; what it "
+            "does not answer, no policy can lose."
+        )
+
+
+def _span(counts: pd.Series) -> str:
+    """The smallest and largest of some whole numbers: "110" or "96 to 110"."""
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _sizes(study: Study) -> str:
+    """The sizes of a study: "budgets 64 and 128" or "50% and 75% evicted"."""
+    shares = study.axis == "ratio"
+    words = [f"{100 * size:.3g}%" if shares else f"{size:,.0f}" for size in study.sizes]
+    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return f"{listed} evicted" if shares else f"budget{'s' * (len(words) > 1)} {listed}"
 
 
 @lru_cache(maxsize=2)
@@ -295,41 +314,3 @@ def load(folder: Path = FOLDER) -> Findings:
         own = rows[rows["study"] == name].drop(columns="study").reset_index(drop=True)
         studies[name] = Study(f"findings/{name}", spec["title"], spec, own)
     return Findings(studies, recall, str(about["model_revision"]))
-
-
-def forest(title: str, measured: list[Measured], source: str) -> Figure:
-    """Scatter: difference and interval of every comparison, one row each."""
-    rows = np.arange(len(measured))
-    ends = np.array([[one.low, one.difference, one.high] for one in measured])
-    limit = 1.08 * max(0.1, float(np.abs(ends).max())) if len(measured) else 1.0
-    told = "; ".join(
-        f"{one.comparison.words} {number(one.difference)} ({number(one.low)} to {number(one.high)})"
-        for one in measured
-    )
-    return Figure(
-        "scatter",
-        title,
-        Axis("difference of mean scores", range=(-limit, limit)),
-        Axis(
-            "",
-            rows.astype(np.float64),
-            ticks=tuple((float(i), one.comparison.words) for i, one in enumerate(measured)),
-            reversed=True,
-            range=(-0.5, len(measured) - 0.5),
-        ),
-        {
-            "x": ends.T.reshape(-1).astype(np.float32),
-            "y": np.tile(rows, 3).astype(np.float32),
-            "series": np.repeat(np.arange(3), len(measured)),
-        },
-        series=(
-            Series("lower end", "#7F7F7F"),
-            Series("difference", "#0072B2"),
-            Series("upper end", "#7F7F7F"),
-        ),
-        markers=(Marker("x", x=0.0, label="no difference"),),
-        caption=f"Measured on the embedded model against {source}.",
-        alt=f"{title}: {told}.",
-        note=NOTE,
-        provenance={"figure": "findings", "claim": title},
-    )

@@ -7,12 +7,13 @@ from typing import Any, Literal
 import pandas as pd
 import streamlit as st
 
-from analysis.study import claims, curves
+from analysis.figure import Figure, Note
+from analysis.study import claim_figures, claims, curves, options
 from analysis.study.claims import HOLDS, RECALL, REVERSED, UNSEEN, Claim, Findings, Measured
 from backend.sources import resolve
 from backend.study.spec import load_spec
 from pages.parts import card, selection, study_draft
-from pages.parts.text import number, plain, some
+from pages.parts.text import plain, some
 
 STUDIES = "pages/studies.py"
 COMMAND = "python -m bench.findings"
@@ -54,17 +55,18 @@ def show() -> None:
     _table(every, verdicts)
     claim, measured = every[names.index(chosen)]
     _claim(found, claim, measured)
-    card.how_to_read({"The figure": claims.NOTE, "The verdict": _RULE})
-    st.caption(
-        plain("Run the whole study again, about eight minutes on one core, with") + f" `{COMMAND}`."
-    )
+    notes: dict[str, str | Note] = {"The comparisons": claim_figures.NOTE, "The verdict": _RULE}
+    if claim.study == RECALL:
+        notes["Recall"] = claim_figures.RECALL_NOTE
+    card.how_to_read(notes)
+    st.caption(f"`{COMMAND}` runs the whole study again.")
 
 
 _RULE = (
     "A claim holds when every one of its comparisons has its whole interval above zero, does not "
     "hold when one of them has it below, and cannot be seen at this size otherwise. The embedded "
-    "model has 1.6 million parameters and reads a few hundred tokens here: what cannot be seen on "
-    "it may well hold for a large model, and what holds on it need not."
+    "model is very small and its prompts are short: what cannot be seen on it may well hold for a "
+    "large model, and what holds on it need not."
 )
 
 
@@ -105,7 +107,7 @@ def _claim(found: Findings, claim: Claim, measured: list[Measured]) -> None:
         st.markdown(plain(f"{claim.said} ({claim.source})"))
     if claim.note:
         st.caption(plain(claim.note))
-    figure = claims.forest(claim.title, measured, claim.source)
+    figure = claim_figures.forest(claim.title, measured, claim.source)
     card.figure_card(
         figure, key="forest", link_values=link_values(), height=120 + _ROW * len(measured)
     )
@@ -122,13 +124,15 @@ def _numbers(found: Findings, claim: Claim, measured: list[Measured]) -> None:
                 "difference": one.difference,
                 "95% from": one.low,
                 "to": one.high,
+                "evicted, first": one.better_evicted,
+                "evicted, second": one.worse_evicted,
                 "prompts": one.prompts,
                 "here": one.verdict + (f": {one.reason}" if one.reason else ""),
             }
             for one in measured
         ]
-    )
-    floats = ("first", "second", "difference", "95% from", "to")
+    ).dropna(axis="columns", how="all")
+    floats = [str(name) for name in table.select_dtypes("float64")]
     with st.container(border=True, gap="xsmall", key="card-numbers"):
         st.dataframe(
             table,
@@ -140,15 +144,16 @@ def _numbers(found: Findings, claim: Claim, measured: list[Measured]) -> None:
         )
         card.actions(lambda: table, key="numbers", name="finding", link_values=link_values())
     if claim.study == RECALL:
-        st.caption("Recall of the 64 entries that the whole response attends to most.")
+        _figures([claim_figures.recall_over_offsets(found.recall)])
         return
-    full = found.full_score(claim.study)
-    st.caption(f"The full cache scores {number(full)}; no policy can lose what it does not have.")
+    st.caption(plain(found.basis(claim.study)))
     study = found.studies[claim.study]
-    if study.policies and any(place.size is not None for place in study.places):
-        card.figure_card(
-            curves.over_size(study), key="finding-curve", link_values=link_values(), height=360
-        )
+    if any(place.size is not None for place in study.places[1:]):
+        _figures([curves.over_size(study)])
+    else:
+        kept = options.KEPT_PER_LAG
+        varied = [key for key, names in options.varied(study).items() if kept in names]
+        _figures([options.over_option(study, key, kept) for key in varied])
     st.button(
         "Run this study here",
         icon=":material/science:",
@@ -159,6 +164,15 @@ def _numbers(found: Findings, claim: Claim, measured: list[Measured]) -> None:
     )
     if st.session_state.pop("finding_opened", False):
         st.switch_page(STUDIES, query_params={"study": "new"})
+
+
+def _figures(figures: list[Figure]) -> None:
+    """What the comparisons are taken from."""
+    with st.grid(min(2, len(figures)), min_column_width=440, gap="small"):
+        for index, figure in enumerate(figures):
+            card.figure_card(
+                figure, key=f"finding-curve-{index}", link_values=link_values(), height=360
+            )
 
 
 def _run_here(name: str) -> None:

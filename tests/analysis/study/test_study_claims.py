@@ -1,9 +1,10 @@
 """Verdicts by hand, and that the shipped specifications hold what the claims compare."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from analysis.study import claims
+from analysis.study import claim_figures, claims
 from analysis.study.claims import HOLDS, REVERSED, UNSEEN, Comparison, Measured
 from backend.study.spec import load_spec
 from tests.analysis.study.frames import curve, study
@@ -51,6 +52,37 @@ def test_prompts_that_one_side_lacks_are_left_out():
     claim = claims.Claim("", "", "", "t", (COMPARISON,))
     (found,) = claims.measure(claim, study(rows, ratios=[0.5]), None)
     assert (found.prompts, found.difference) == (1, 1)
+
+
+def test_how_much_each_side_evicts():
+    rows = curve("full", "t", {0: [1, 1]})
+    rows += curve("a", "t", {0.5: [1, 1], 0.75: [1, 1]}, key="snapkv")
+    rows += curve("b", "t", {0.5: [0, 0], 0.75: [0, 0]}, key="h2o")
+    claim = claims.Claim("", "", "", "t", (COMPARISON,))
+    (found,) = claims.measure(claim, study(rows, ratios=[0.5, 0.75]), None)
+    assert (found.better_evicted, found.worse_evicted) == (0.625, 0.625)
+
+
+def test_what_a_study_rests_on_is_told_from_its_rows():
+    rows = curve("full", "t", {0: [1, 0.5]}, prompt_tokens=90, response_tokens=7)
+    rows[1]["prompt_tokens"] = 1100
+    rows += curve("a", "t", {0.5: [1, 1], 0.75: [0, 0]}, key="snapkv")
+    found = claims.Findings({"t": study(rows, ratios=[0.5, 0.75])}, pd.DataFrame(), "")
+    assert found.basis("t") == (
+        "2 prompts of 90 to 1,100 tokens, 50% and 75% evicted. The full cache scores 0.75 "
+        "and writes 7 tokens; what it does not answer, no policy can lose."
+    )
+
+
+def test_recall_over_the_start_of_the_window():
+    recall = pd.DataFrame(
+        [("a", -8, 0.2), ("a", 0, 0.8), ("b", -8, 0.4), ("b", 0, 0.6)],
+        columns=["prompt", "offset", "recall"],
+    )
+    figure = claim_figures.recall_over_offsets(recall)
+    np.testing.assert_allclose(figure.x.values, [-8, 0])
+    np.testing.assert_allclose(figure.arrays["y"], [[0.3, 0.7]])
+    assert "Highest at 0: 0.7." in figure.caption
 
 
 def test_a_side_may_be_the_mean_of_several_policies_and_sizes():
