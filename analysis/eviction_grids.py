@@ -34,6 +34,7 @@ GRID_DIFFERENCE_NOTE = Note(
     "white means equally many. Rows of one colour show that the two split the budget differently "
     "over the layers.",
     "difference = |cached₁| − |cached₂| after the step",
+    "KVCompose, Figure 1: composite tokens share one budget over the layers",
 )
 
 

@@ -49,6 +49,7 @@ DIFFERENCE_NOTE = Note(
     "A cell says which of the two policies holds the entry after the step: both, one of them "
     "(A or B), or neither. Two policies that agree show no A and no B.",
     "A: evicted_at₁(i) > t ≥ evicted_at₂(i); B: evicted_at₂(i) > t ≥ evicted_at₁(i)",
+    "LazyEviction, Figure 1: strategies side by side",
 )
 
 

@@ -36,7 +36,7 @@ WINDOW_CELLS = 4_000_000  # steps x tokens of a page worked out at once
 EVICTION_TEXT_NOTE = Note(
     "Struck and faded tokens are gone from the chosen head's cache at the chosen step; the darker "
     "a token's ground, the more of all layers and heads still keep it, so a struck token on a dark "
-    "ground survives elsewhere. Evidence is underlined.",
+    "ground survives elsewhere, and evidence is underlined.",
     "share = |{ (layer, head) : evicted_at(i) > t }| / (layers · heads)",
     "LazyEviction, Figure 3b: the tokens in the text",
 )
