@@ -88,7 +88,7 @@ def evictions(
     )
 
 
-_EVICTED = (("#B0B0B0", "#404040"), ("#9CC8E8", "#0072B2"), ("#F0B48C", "#D55E00"))
+_EVICTED = (("#C9A6DB", "#8A4FB0"), ("#9CC8E8", "#0072B2"), ("#F0B48C", "#D55E00"))
 
 
 def cached_over_steps(

@@ -226,13 +226,15 @@ def activation_raster(
 ) -> Figure:
     """Raster: tokens of one KV head (y, with their MRI) by steps (x): active, waiting, silent.
 
-    positions: which tokens; by default those with the largest MRI, in order of position.
+    positions: which tokens; by default, in order of position, those with the largest MRI among
+    the tokens active more than once, then among the others.
     """
     steps, length = tracked.active.shape
     if not steps:
         raise AnalysisError(NO_RESPONSE)
     if positions is None:
-        order = np.lexsort((np.arange(length), -tracked.mri))[:ROWS]
+        once = tracked.active.sum(axis=0) < 2
+        order = np.lexsort((np.arange(length), -tracked.mri, once))[:ROWS]
         positions = sorted(int(place) for place in order if tracked.ever[place])
     if not len(positions):
         raise AnalysisError(f"No token of this head reached α = {alpha}; choose a smaller one.")
@@ -258,8 +260,9 @@ def activation_raster(
         {"codes": codes},
         categories=ACTIVATION,
         caption=(
-            f"{len(positions)} tokens of KV head {kv_head} in layer {layer}; active is attention "
-            f"of at least α = {alpha}, under the full cache. {source_words(capture)}."
+            f"{len(positions)} tokens of KV head {kv_head} in layer {layer}, those that recur "
+            f"first; active is attention of at least α = {alpha}, under the full cache. "
+            f"{source_words(capture)}."
         ),
         alt=(
             f"Activations of {len(positions)} tokens over {steps:,} steps; the longest pause is "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Cell = tuple[int, int]
 Runs = tuple[str, ...]
-EXCERPT = 10  # tokens on each side of one that is quoted in a table
+EXCERPT = 4  # tokens on each side of one that is quoted in a table
 LONG_EXCERPT = 40  # and of the chosen one
 
 

@@ -76,9 +76,8 @@ def evictions(look: Look) -> dict[str, Figure | None]:
         )
         figures["The sawtooth"] = _sawtooth(look, shared, window, axis == AXES[1])
     if figures["Evictions"] is not None:
-        with st.grid(2, min_column_width=440):
-            _summary(look, budget, window)
-            _decision(look, budget, window)
+        _summary(look, budget, window)
+        _decision(look, budget, window)
     return figures
 
 
@@ -197,13 +196,13 @@ def _decision(look: Look, budget: int, window: int) -> None:
             height=250,
             alt=f"The {len(rows)} entries that are evicted at step {at}",
             column_config={
-                "position": column.NumberColumn("Position", format="localized", width=75),
-                "token": column.TextColumn("Token", width=100),
-                "by": column.TextColumn("By", width=105),
-                "mri": column.NumberColumn("MRI", help="steps, under the full cache", width=60),
-                "released": column.NumberColumn("I, released", format="%.3g", width=85),
-                "printed": column.NumberColumn("I, printed", format="%.3g", width=85),
-                "recurs_at": column.NumberColumn("Returns at step", width=110),
+                "position": column.NumberColumn("Position", format="localized"),
+                "token": column.TextColumn("Token"),
+                "by": column.TextColumn("By"),
+                "mri": column.NumberColumn("MRI", help="steps, under the full cache"),
+                "released": column.NumberColumn("I, released", format="%.2e"),
+                "printed": column.NumberColumn("I, printed", format="%.2e"),
+                "recurs_at": column.NumberColumn("Returns at step"),
             },
         )
         st.caption("The newest decision until the chosen step; the slider shows others.")

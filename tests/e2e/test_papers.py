@@ -102,7 +102,7 @@ def test_a_cell_of_the_composite_tokens_leads_to_its_text(reader: Reader) -> Non
     card = page.locator(".st-key-card-slot")
     expect(card).to_contain_text("Composite token 10 of layer")
     expect(card).to_contain_text(f"What KV head 2 puts in it, at position {position[1]}:")
-    expect(card.locator("span").filter(has_text=re.compile(r"\S")).first).to_be_visible()
+    expect(card.locator(".stMarkdownColoredBackground")).to_be_visible()
 
 
 def test_a_token_that_is_pointed_at_rings_its_point(reader: Reader) -> None:
