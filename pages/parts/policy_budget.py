@@ -23,7 +23,7 @@ def control(info: CaptureInfo) -> Budget:
     """The number and its unit, side by side; both are in the URL."""
     budget = chosen(info)
     # Said in every run: where two follow at once, as when replays arrive while the page opens, a
-    # browser may see only the second, which would leave the field at its smallest value.
+    # browser may see only the second, which would leave the field empty.
     st.session_state["budget"], st.session_state["unit"] = _typed(budget), budget.unit
     lowest, highest = limits(budget.unit, info)
     whole = budget.unit == "entries"
@@ -31,13 +31,14 @@ def control(info: CaptureInfo) -> Budget:
         "Budget",
         min_value=_typed(Budget(budget.unit, lowest)),
         max_value=_typed(Budget(budget.unit, highest)),
+        value=None,  # a field that a browser shows before it is told its value reports nothing
         step=max(1, info.prompt_length // 32) if whole else _step(budget.unit, highest),
         format=None if whole else "%.4g",
         key="budget",
         help=_HELP[budget.unit],
-        width=130,
+        width=150,
         on_change=_changed,
-        args=(info,),
+        args=(budget.unit,),
     )
     st.selectbox("Unit", UNITS, key="unit", width=105, on_change=_unit_changed, args=(info,))
     return budget
@@ -91,9 +92,12 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _changed(info: CaptureInfo) -> None:
-    st.query_params["unit"] = chosen(info).unit
-    st.query_params["budget"] = f"{st.session_state['budget']:.10g}"
+def _changed(unit: str) -> None:
+    """The number in the unit it was shown with: the address may still hold the unit before it."""
+    value = st.session_state["budget"]
+    if value is not None:
+        st.query_params["unit"] = unit
+        st.query_params["budget"] = f"{value:.10g}"
 
 
 def _unit_changed(info: CaptureInfo) -> None:

@@ -182,6 +182,18 @@ def test_another_unit_keeps_the_budget(two_runs: Path, open_page: Open) -> None:
     assert app.number_input(key="budget").value == 20
 
 
+def test_a_budget_field_that_reports_nothing_keeps_the_budget(
+    two_runs: Path, open_page: Open
+) -> None:
+    app = open_page(run=RUN, budget="0.5", unit="ratio")
+    app.number_input(key="budget").set_value(None).run()
+    assert not app.exception
+    assert app.query_params["budget"] == "0.5"
+    assert app.number_input(key="budget").value == 0.5
+    app.number_input(key="budget").set_value(0.25).run()
+    assert (app.query_params["budget"], app.query_params["unit"]) == ("0.25", "ratio")
+
+
 def test_policies_are_added_changed_and_removed(two_runs: Path, open_page: Open) -> None:
     app = open_page(run=RUN, p1="snapkv()", p2="tova()")
     app.button(key="add-policy").click().run()
