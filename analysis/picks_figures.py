@@ -68,9 +68,10 @@ def partition_words(parts: Partition) -> str:
             f"{parts.budget:,}, and everything stays"
         )
     first, stop = parts.candidates
+    each = f"each of {parts.group} query heads" if parts.group > 1 else "each query head"
     return (
-        f"B = {parts.budget:,}: {parts.sink:,} sinks, {parts.picks:,} picks for each of "
-        f"{parts.group} query heads, {parts.recent:,} recent and the last token; "
+        f"B = {parts.budget:,}: {parts.sink:,} sinks, {parts.picks:,} picks for {each}, "
+        f"{parts.recent:,} recent and the last token; "
         f"{stop - first:,} candidates"
     )
 
@@ -227,6 +228,7 @@ def overlap_matrix(capture: Capture, picked: np.ndarray, parts: Partition, layer
     inside = number(float(np.nanmean(z[other]))) if other.any() else "none"
     outside = number(float(np.nanmean(z[~within]))) if (~within).any() else "none"
     borders = [n - 0.5 for n in range(parts.group, heads, parts.group)] if parts.group > 1 else []
+    told = f"within groups {inside}, between groups" if parts.group > 1 else "of two query heads"
     return Figure(
         "heatmap",
         f"Overlap of the picks, layer {layer}",
@@ -238,8 +240,7 @@ def overlap_matrix(capture: Capture, picked: np.ndarray, parts: Partition, layer
             marker for place in borders for marker in (Marker("x", x=place), Marker("y", y=place))
         ),
         caption=(
-            f"Mean overlap within groups {inside}, between groups {outside}. "
-            f"{partition_words(parts)}. {source_words(capture)}."
+            f"Mean overlap {told} {outside}. {partition_words(parts)}. {source_words(capture)}."
         ),
         alt=f"Overlap of {heads} query heads: within groups {inside}, between {outside}.",
         note=OVERLAP_NOTE,
