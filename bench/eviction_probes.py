@@ -21,24 +21,30 @@ PANELS = ("Masks", "Text", "Evidence", "Why and what it cost")
 def interactions(tokens: int = 4096, new_tokens: int = 256, rounds: int = 3) -> dict[str, Any]:
     """The four default policies, all replayed: median seconds of the server's work in each panel
     after another step, layer or head was chosen."""
+    from backend.capture import capture
+
+    with prepared("demo", tokens, new_tokens) as (loaded, spec, home):
+        run_id = capture(spec, home, loaded=loaded)
+        replay_defaults(home, run_id)
+        return {"seconds": {panel: _panel(home, run_id, panel, rounds) for panel in PANELS}}
+
+
+def replay_defaults(home: Path, run_id: str) -> None:
+    """The page's default policies with its own budget, their oracles and random references."""
     from analysis.costs import oracle_choice, random_choice
     from analysis.replays import replayed
-    from backend.capture import capture
     from backend.derive import derive
     from cache_store.reader import Capture
     from pages.parts.policy_slots import DEFAULT
 
-    with prepared("demo", tokens, new_tokens) as (loaded, spec, home):
-        run_id = capture(spec, home, loaded=loaded)
-        with Capture.open(home / run_id / "capture.duckdb") as run:
-            budget = run.info.prompt_length // 4  # the page's own
-            for key in DEFAULT:
-                choice: dict[str, Any] = {"key": key, "options": {"budget": budget}}
-                derive(home, run_id, "replay", {"policy": choice})
-                realised = replayed(run, choice).facts["realised_budget"]
-                for reference in (oracle_choice, random_choice):
-                    derive(home, run_id, "replay", {"policy": reference(choice, realised)})
-        return {"seconds": {panel: _panel(home, run_id, panel, rounds) for panel in PANELS}}
+    with Capture.open(home / run_id / "capture.duckdb") as run:
+        budget = run.info.prompt_length // 4  # the page's own
+        for key in DEFAULT:
+            choice: dict[str, Any] = {"key": key, "options": {"budget": budget}}
+            derive(home, run_id, "replay", {"policy": choice})
+            realised = replayed(run, choice).facts["realised_budget"]
+            for reference in (oracle_choice, random_choice):
+                derive(home, run_id, "replay", {"policy": reference(choice, realised)})
 
 
 def _panel(home: Path, run_id: str, panel: str, rounds: int) -> float:

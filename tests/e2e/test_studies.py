@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,15 @@ def typed(reader: Reader, label: str, value: str) -> None:
     field.fill(value)
     field.press("Tab")
     reader.settle()
+
+
+def downloaded(page: Any, popover: str, name: str) -> Path:
+    """The file that a button of a popover gives."""
+    page.get_by_role("button", name=popover, exact=True).click()
+    with page.expect_download() as file:
+        page.get_by_role("button", name=name, exact=True).click()
+    page.keyboard.press("Escape")
+    return Path(file.value.path())
 
 
 def counted(page: Any, rows: int) -> None:
@@ -43,7 +54,31 @@ def test_a_study_is_built_run_and_watched(reader: Reader) -> None:
     page.locator(".st-key-card-study-size .plot-container").wait_for()
     reader.settle()
 
+    with zipfile.ZipFile(downloaded(page, "Download", "Everything (zip)")) as whole:
+        assert "study.duckdb" in {Path(name).name for name in whole.namelist()}
+    figure = page.locator(".st-key-card-study-size")
+    figure.get_by_role("button", name="Export", exact=True).click()
+    reader.settle()
+    with page.expect_download() as paper:
+        page.get_by_role("button", name="Download pdf").click()
+    assert Path(paper.value.path()).read_bytes().startswith(b"%PDF")
+    page.keyboard.press("Escape")
+
     reader.press("Prompts")
     reader.wait_for_address("study_show=Prompts")
-    reader.choose("Policy", "full")
-    page.locator("[data-testid=stDataFrame] canvas").first.wait_for()
+    reader.choose("Policy", "SnapKV")
+    table = page.get_by_test_id("stDataFrame").locator("canvas").first
+    table.wait_for()
+    reader.settle()
+    box = table.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + 16, box["y"] + 36 + 18)  # the tick of the first row
+    reader.wait_for_address("example=")
+    card = page.locator(".st-key-card-study-prompt")
+    expect(card).to_contain_text("Full cache, score")
+    card.get_by_role("button", name="Capture this prompt").click()
+    way = card.get_by_role("link", name="Open on the Eviction page")
+    way.wait_for(timeout=RUN_MS)
+    way.click()
+    reader.wait_for_address("p1=snapkv")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("evict")
