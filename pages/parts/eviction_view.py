@@ -151,9 +151,14 @@ def pick(look: Look, label: str, key: str, default: int = 0) -> Seen:
         for number, seen in zip(numbers, look.seen, strict=True)
     }
     usual = numbers[min(default, len(numbers) - 1)]
-    return look.seen[
-        int(selection.choice(label, key, numbers, usual, format_func=titles.get, width=260)) - 1
-    ]
+    # A browser answers with the name that it shows. When an option of the policy changes its name,
+    # that answer is none of these any more, and what was picked before still holds.
+    before = st.session_state.get(f"{key}-before")
+    if before in numbers and st.session_state.get(key) not in (None, *numbers):
+        st.session_state[key] = before
+    number = selection.choice(label, key, numbers, usual, format_func=titles.get, width=260)
+    st.session_state[f"{key}-before"] = number
+    return look.seen[int(number) - 1]
 
 
 def focus(look: Look, label: str) -> Replayed:
