@@ -113,8 +113,8 @@ def page_waits(rounds: int) -> Iterator[Result]:
     slowest = max(run["each"], key=run["each"].get)
     told = statistics.median(run["before"].values())
     yield Result(
-        f"The same sliders and the steps of the Eviction page in Chromium, from the key press to "
-        f"the drawn page (slowest of {len(ranked)}: {slowest})",
+        "The papers' sliders and the steps of the Eviction page in Chromium without a GPU, from "
+        f"the key press to the drawn page (slowest of {len(ranked)}: {slowest})",
         f"{1000 * run['seconds']:.0f} ms (median {1000 * statistics.median(ranked):.0f} ms; of it "
         f"{1000 * told:.0f} ms before the browser tells the server)",
         "at most 300 ms after that",

@@ -30,7 +30,8 @@ WAIT = """() => {
   const state = () => app.getAttribute('data-test-script-state');
   window.waited = new Promise(resolve => {
     let pressed = null, told = null;
-    document.addEventListener('keydown', () => { pressed = performance.now(); }, {once: true});
+    const press = () => { pressed = performance.now(); };
+    document.addEventListener('keydown', press, {once: true, capture: true});
     const seen = new MutationObserver(() => {
       if (pressed === null) return;
       if (told === null && state() !== 'notRunning') told = performance.now();
