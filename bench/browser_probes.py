@@ -9,7 +9,6 @@ Streamlit's own and is reported as well.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from bench.eviction_probes import PANELS, replay_defaults
 from bench.page_probes import DRAFT, SLIDERS
 from bench.probes import prepared
 from tests.app_server import AppServer
+from tests.chromium import SETTLED, chromium
 
 ROUNDS = 5
 # Two frames after the script's end: a figure that is being drawn holds the first one up.
@@ -44,10 +44,6 @@ WAIT = """() => {
     seen.observe(app, {attributes: true, attributeFilter: ['data-test-script-state']});
   });
 }"""
-SETTLED = (
-    "() => document.querySelector('[data-testid=stApp]')"
-    "?.getAttribute('data-test-script-state') === 'notRunning'"
-)
 
 
 def waits(tokens: int, new_tokens: int) -> dict[str, Any]:
@@ -70,7 +66,7 @@ def waits(tokens: int, new_tokens: int) -> dict[str, Any]:
             for page, panel, _, key, _ in SLIDERS
         ]
         each, before = {}, {}
-        with _browser() as browser, _server(home) as url:
+        with chromium() as browser, _server(home) as url:
             for page, query, key, press in dict.fromkeys(
                 (page, tuple(query.items()), key, press) for page, query, key, press in places
             ):
@@ -101,22 +97,6 @@ def _wait(browser: Any, link: str, key: str, press: str) -> tuple[float, float]:
         statistics.median(turn["all"] for turn in rest) / 1000,
         statistics.median(turn["before"] for turn in rest) / 1000,
     )
-
-
-@contextmanager
-def _browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        raise RuntimeError("there is no Chromium here: install the system's chromium package")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
-        yield browser
-        browser.close()
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from tests.chromium import chromium, installed
 
 SHOWN_MS = 60_000
 
@@ -23,13 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")
     sync_api.expect.set_options(timeout=SHOWN_MS)
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
+    if installed() is None:
         pytest.skip("no Chromium here: install the system's chromium package")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
+    with chromium() as browser:
         yield browser
-        browser.close()

@@ -98,6 +98,17 @@ def generated_points(
     return names, points.dropna().reset_index(drop=True)
 
 
+def prompt_at(
+    study: Study, value: str, size: float | None, task: str, x: float, y: float
+) -> tuple[str, str]:
+    """The policy and the example_id of the point of `over_generated` nearest to (x, y)."""
+    names, points = generated_points(study, value, size, task)
+    span = points["value"].max() or 1.0
+    away = (points["tokens"] - x).abs() + (points["value"] - y).abs() / span
+    nearest = points.iloc[int(np.argmin(away.to_numpy()))]
+    return names[int(nearest["owner"])], str(nearest["example_id"])
+
+
 def by_stage(study: Study, size: float | None, task: str = ALL_TASKS) -> Figure:
     """Stacked bars: mean milliseconds of each stage, the full cache first, then each policy."""
     names, places = chosen_at(study, size)
@@ -133,10 +144,9 @@ def chosen_at(study: Study, size: float | None) -> tuple[list[str], list[int]]:
     """The full cache and every policy at a size (or its own), with their places."""
     names, places = [FULL], [study.place(FULL, None)]
     for name in study.policies:
-        own = Place(name, None) in study.places
-        if own or size is not None:
+        if Place(name, None) in study.places or size is not None:
             names.append(name)
-            places.append(study.place(name, None if own else size))
+            places.append(study.place(name, study.size_of(name, size)))
     return names, places
 
 

@@ -103,6 +103,30 @@ def over_size(
     )
 
 
+def place_at(
+    study: Study, value: str, task: str, policies: Sequence[str], x: float, y: float
+) -> Place | None:
+    """The place whose mark in `over_size` is nearest to (x, y), at equal sizes by height."""
+    means = study.matrix(value, task).means
+    best, nearest = None, np.inf
+    for place, mean in zip(study.places, means, strict=True):
+        at = _x_of(study, place)
+        if place.policy not in (FULL, *policies) or not np.isfinite(mean) or at is None:
+            continue
+        distance = abs(at - x) * 1e6 + abs(mean - y)
+        if distance < nearest:
+            best, nearest = place, distance
+    return best
+
+
+def _x_of(study: Study, place: Place) -> float | None:
+    if place.size is not None:
+        return place.size
+    if place.policy == FULL:
+        return 0.0 if study.axis == "ratio" else None
+    return study.own_ratio(place.policy)
+
+
 def _size_label(study: Study) -> str:
     return "share evicted" if study.axis == "ratio" else "budget"
 
@@ -177,6 +201,14 @@ def over_bytes(study: Study, bytes_column: str = "peak_bytes", task: str = ALL_T
         note=BYTES_NOTE,
         provenance=study.provenance(figure="study_over_bytes", bytes=bytes_column, task=task),
     )
+
+
+def place_at_bytes(study: Study, bytes_column: str, task: str, x: float, y: float) -> Place | None:
+    """The place whose point of `over_bytes` is nearest to (x, y)."""
+    scores, held = study.matrix("score", task).means, study.matrix(bytes_column, task).means
+    span = np.nanmax(held) or 1.0
+    distance = np.abs(held - x) / span + np.abs(scores - y)
+    return study.places[int(np.nanargmin(distance))] if np.isfinite(distance).any() else None
 
 
 def _place_words(study: Study, place: Place) -> str:

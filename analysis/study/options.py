@@ -12,7 +12,7 @@ from analysis.comparison import lines_alt
 from analysis.errors import AnalysisError
 from analysis.figure import Axis, Figure, Note, Series
 from analysis.study.curves import MOST_BANDS, drawn_range
-from analysis.study.rows import ALL_TASKS, FULL, VALUES, Place, Study, size_words
+from analysis.study.rows import ALL_TASKS, FULL, VALUES, Study, size_words
 from analysis.words import number
 from kvpolicies.methods import catalogue
 from kvpolicies.parameters import PARAMETERS
@@ -95,7 +95,46 @@ def over_option(
     out. Raises AnalysisError where the option does not vary.
     """
     points = option_points(study, key, option, size, value, task)
-    return _option_figure(study, key, option, size, value, task, points)
+    values, numeric = _sorted_values(points)
+    lines = list(dict.fromkeys(point.others for point in points))
+    shape = (len(lines), len(values))
+    arrays = {name: np.full(shape, np.nan, np.float32) for name in ("y", "low", "high")}
+    for point in points:
+        for name, measured in zip(("y", "low", "high"), point.measured, strict=True):
+            arrays[name][lines.index(point.others), values.index(point.value)] = measured
+    title = catalogue()[key].title if key in catalogue() else key
+    words = _option_words(option)
+    facts = VALUES[value]
+    full = study.matrix(value, task).means[study.place(FULL, None)]
+    if numeric:
+        span = max(values) / min(values) if min(values) > 0 else 1.0
+        x = Axis(words, np.array(values, np.float64), log=span >= 16)
+        if not np.isfinite(arrays["low"]).any() or len(lines) > MOST_BANDS:
+            del arrays["low"], arrays["high"]
+    else:
+        x = Axis(words, ticks=tuple((float(i), _word(v)) for i, v in enumerate(values)))
+        del arrays["low"], arrays["high"]
+    where = size_words(study, size) if size is not None else "every policy at its own size"
+    return Figure(
+        "lines" if numeric else "bars",
+        f"{title}: {facts.label} over {words}",
+        x,
+        Axis(facts.label, unit=facts.unit, range=drawn_range(value, arrays)),
+        arrays,
+        series=tuple(Series(line) for line in lines),
+        caption=f"{task[0].upper()}{task[1:]}, {where}; full cache {number(float(full))}. "
+        f"{study.words(task)}.",
+        alt=lines_alt(
+            f"{facts.label} over {words}",
+            Axis(words, np.array(values, np.float64) if numeric else None),
+            lines,
+            arrays["y"],
+        ),
+        note=OPTION_NOTE,
+        provenance=study.provenance(
+            figure="study_over_option", policy=key, option=option, size=size, value=value, task=task
+        ),
+    )
 
 
 def option_points(
@@ -116,8 +155,7 @@ def option_points(
         choice = study.choice(name)
         if choice["key"] != key:
             continue
-        sized = Place(name, None) not in study.places
-        place = study.place(name, size if sized else None)
+        place = study.place(name, study.size_of(name, size))
         others = {k: v for k, v in choice["options"].items() if k not in (option, *_SIZES)}
         if option == KEPT_PER_LAG:  # a line per partition length, over the share kept
             others.pop("keep_ratio", None)
@@ -175,57 +213,6 @@ def _sorted_values(points: Sequence[_Point]) -> tuple[list[Any], bool]:
 def _others(options: Mapping[str, Any]) -> str:
     words = [f"{name.replace('_', ' ')} {value}" for name, value in sorted(options.items())]
     return ", ".join(words) or "defaults otherwise"
-
-
-def _option_figure(
-    study: Study,
-    key: str,
-    option: str,
-    size: float | None,
-    value: str,
-    task: str,
-    points: list[_Point],
-) -> Figure:
-    values, numeric = _sorted_values(points)
-    lines = list(dict.fromkeys(point.others for point in points))
-    shape = (len(lines), len(values))
-    arrays = {name: np.full(shape, np.nan, np.float32) for name in ("y", "low", "high")}
-    for point in points:
-        for name, measured in zip(("y", "low", "high"), point.measured, strict=True):
-            arrays[name][lines.index(point.others), values.index(point.value)] = measured
-    title = catalogue()[key].title if key in catalogue() else key
-    words = _option_words(option)
-    facts = VALUES[value]
-    full = study.matrix(value, task).means[study.place(FULL, None)]
-    if numeric:
-        span = max(values) / min(values) if min(values) > 0 else 1.0
-        x = Axis(words, np.array(values, np.float64), log=span >= 16)
-        if not np.isfinite(arrays["low"]).any() or len(lines) > MOST_BANDS:
-            del arrays["low"], arrays["high"]
-    else:
-        x = Axis(words, ticks=tuple((float(i), _word(v)) for i, v in enumerate(values)))
-        del arrays["low"], arrays["high"]
-    where = size_words(study, size) if size is not None else "every policy at its own size"
-    return Figure(
-        "lines" if numeric else "bars",
-        f"{title}: {facts.label} over {words}",
-        x,
-        Axis(facts.label, unit=facts.unit, range=drawn_range(value, arrays)),
-        arrays,
-        series=tuple(Series(line) for line in lines),
-        caption=f"{task[0].upper()}{task[1:]}, {where}; full cache {number(float(full))}. "
-        f"{study.words(task)}.",
-        alt=lines_alt(
-            f"{facts.label} over {words}",
-            Axis(words, np.array(values, np.float64) if numeric else None),
-            lines,
-            arrays["y"],
-        ),
-        note=OPTION_NOTE,
-        provenance=study.provenance(
-            figure="study_over_option", policy=key, option=option, size=size, value=value, task=task
-        ),
-    )
 
 
 def _option_words(option: str) -> str:

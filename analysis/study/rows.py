@@ -174,6 +174,10 @@ class Study:
             at = "" if size is None else f" at {self.axis} {number(size)}"
             raise AnalysisError(f"This study has no {policy}{at}.") from error
 
+    def size_of(self, policy: str, size: float | None) -> float | None:
+        """`size` for a policy that was run at the study's sizes, None for one with its own."""
+        return None if Place(policy, None) in self.places else size
+
     def choice(self, policy: str) -> dict[str, Any]:
         """The policy's catalogue key and options, without its size."""
         own = self.frame[self.frame["policy"] == policy]

@@ -14,10 +14,12 @@ from backend.demo import tasks
 
 REST_WEIGHT, REST_SHARE = 0.3, 0.1  # every tenth token outside answers counts 0.3: 0.03 on average
 
-# (length, kind) -> probability, by the share of training done so far. Density first, length later:
+Mix = dict[tuple[int, str], float]  # (length, kind) -> probability
+
+# By the share of training done so far. Density first, length later:
 # association is learned on lists where everything is asked, then carried over distance within
 # few tokens; worked arithmetic needs its own share to the end.
-STAGES: list[tuple[float, dict[tuple[int, str], float]]] = [
+STAGES: list[tuple[float, Mix]] = [
     (0.1, {(128, "repeat"): 0.3, (256, "repeat"): 0.5, (256, "dense"): 0.2}),
     (0.41, {(256, "repeat"): 0.06, (128, "dense"): 0.24, (256, "dense"): 0.6, (512, "dense"): 0.1}),
     (
@@ -46,18 +48,23 @@ STAGES: list[tuple[float, dict[tuple[int, str], float]]] = [
 
 
 # What follows on finished weights (`--start`): all tasks at length.
-POLISH: dict[tuple[int, str], float] = {
-    (256, "dense"): 0.05,
-    (512, "worked"): 0.05,
-    (1024, "worked"): 0.1,
-    (2560, "worked"): 0.2,
-    (1024, "mixed"): 0.2,
-    (2560, "mixed"): 0.4,
-}
+POLISH: list[tuple[float, Mix]] = [
+    (
+        1.0,
+        {
+            (256, "dense"): 0.05,
+            (512, "worked"): 0.05,
+            (1024, "worked"): 0.1,
+            (2560, "worked"): 0.2,
+            (1024, "mixed"): 0.2,
+            (2560, "mixed"): 0.4,
+        },
+    )
+]
 
 
-def stage(progress: float) -> dict[tuple[int, str], float]:
-    return next(mix for end, mix in STAGES if progress <= end)
+def stage(progress: float, stages: list[tuple[float, Mix]]) -> Mix:
+    return next(mix for end, mix in stages if progress <= end)
 
 
 def part_for(task: str, room: int, rng: random.Random) -> tasks.Part | None:
@@ -156,9 +163,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text).ids
 
 
-def batch(
-    tokenizer: Tokenizer, tokens: int, mix: dict[tuple[int, str], float], seed: str
-) -> tuple[np.ndarray, np.ndarray]:
+def batch(tokenizer: Tokenizer, tokens: int, mix: Mix, seed: str) -> tuple[np.ndarray, np.ndarray]:
     """Ids and weights [documents, length], `tokens` in all; a seed always gives the same batch."""
     rng = random.Random(seed)
     (length, kind) = rng.choices(list(mix), weights=list(mix.values()))[0]

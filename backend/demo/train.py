@@ -17,7 +17,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from backend.demo import tasks
-from backend.demo.documents import POLISH, batch, stage
+from backend.demo.documents import POLISH, STAGES, Mix, batch, stage
 from backend.demo.evaluate import teacher_forced
 
 EVALUATION = [
@@ -75,12 +75,12 @@ class Training:
         seed: int = 0,
         device: str = "cpu",
         bfloat16: bool = True,
-        polish: bool = False,
+        stages: list[tuple[float, Mix]] = STAGES,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         nn.Module.to(model, device).train()
         self.tokens, self.batch_tokens, self.peak, self.seed = tokens, batch_tokens, peak, seed
-        self.device, self.bfloat16, self.polish = device, bfloat16, polish
+        self.device, self.bfloat16, self.stages = device, bfloat16, stages
         self.step, self.seen = 0, 0
         # Muon for the matrices between embeddings; with AdamW alone induction appears far later.
         named = list(model.named_parameters())
@@ -97,9 +97,9 @@ class Training:
 
     def advance(self) -> float:
         """One optimiser step; returns the mean loss on answer tokens."""
-        mix = POLISH if self.polish else stage(self.progress)
+        mix = stage(self.progress, self.stages)
         ids_np, weights_np = batch(
-            self.tokenizer, self.batch_tokens, mix, f"{self.seed}-{self.polish}-{self.step}"
+            self.tokenizer, self.batch_tokens, mix, f"{self.seed}-{self.step}"
         )
         ids = torch.from_numpy(ids_np).to(self.device)  # [documents, length]
         weights = torch.from_numpy(weights_np).to(self.device)[:, 1:].flatten()
@@ -144,7 +144,8 @@ class Training:
 def report(training: Training) -> str:
     """Right answer tokens (%) and wholly right answers on a few held-out prompts per task."""
     cells = []
-    long = 1900 if training.polish or training.progress > 0.55 else 700
+    longest = max(length for length, _ in stage(training.progress, training.stages))
+    long = 1900 if longest > 1024 else 700
     training.model.eval()
     for name, options in EVALUATION:
         for tokens in (None, long):
@@ -197,7 +198,7 @@ def main() -> None:
         peak=arguments.peak,
         seed=arguments.seed,
         device=arguments.device,
-        polish=bool(arguments.start),
+        stages=POLISH if arguments.start else STAGES,
     )
     arguments.folder.mkdir(parents=True, exist_ok=True)
     checkpoint = arguments.folder / "checkpoint.pt"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import streamlit as st
 
 from analysis.errors import AnalysisError
 from analysis.figure import Figure, Note
 from analysis.study import costs, curves, grids, options, summary
-from analysis.study.rows import FULL, Place, Study, size_words
+from analysis.study.rows import FULL, Study, size_words
 from pages.parts import card, study_look, study_prompts
 from pages.parts.study_look import Look, go_to_prompts
 from pages.parts.text import plain
@@ -80,29 +79,11 @@ def _to_prompts(look: Look, study: Study) -> Callable[[float, float], None]:
     """From a click on a measured point: the prompts of that policy at that size."""
 
     def clicked(x: float, y: float) -> None:
-        means = study.matrix(look.measure, look.task).means
-        best, nearest = None, np.inf
-        for place, mean in zip(study.places, means, strict=True):
-            at = _x_of(study, place)
-            if place.policy not in (FULL, *look.drawn(study)):
-                continue
-            if not np.isfinite(mean) or at is None:
-                continue
-            distance = abs(at - x) * 1e6 + abs(mean - y)
-            if distance < nearest:
-                best, nearest = place, distance
-        if best is not None:
-            go_to_prompts(best.policy, best.size)
+        place = curves.place_at(study, look.measure, look.task, look.drawn(study), x, y)
+        if place is not None:
+            go_to_prompts(place.policy, place.size)
 
     return clicked
-
-
-def _x_of(study: Study, place: Place) -> float | None:
-    if place.size is not None:
-        return place.size
-    if place.policy == FULL:
-        return 0.0 if study.axis == "ratio" else None
-    return study.own_ratio(place.policy)
 
 
 def _needles(look: Look, study: Study) -> Notes:
@@ -110,12 +91,10 @@ def _needles(look: Look, study: Study) -> Notes:
     if not found:
         raise AnalysisError("No task of this study says how deep its fact stands.")
     task = look.task if look.task in found else found[0]
-    size = look.number
     notes: dict[str, Note | None] = {}
     with st.grid(3, min_column_width=320, gap="small"):
         for index, name in enumerate([FULL, *look.drawn(study)]):
-            own = Place(name, None) in study.places
-            at = None if own else size
+            at = study.size_of(name, look.number)
             figure = grids.needle(study, name, at, task, look.measure)
 
             def clicked(row: int, column: int, name: str = name, at: Any = at) -> None:
@@ -131,12 +110,8 @@ def _bytes(look: Look, study: Study) -> Notes:
     notes: dict[str, Note | None] = {}
 
     def clicked(x: float, y: float, column: str) -> None:
-        scores = study.matrix("score", look.task).means
-        held = study.matrix(column, look.task).means
-        span = np.nanmax(held) or 1.0
-        distance = np.abs(held - x) / span + np.abs(scores - y)
-        if np.isfinite(distance).any():
-            place = study.places[int(np.nanargmin(distance))]
+        place = curves.place_at_bytes(study, column, look.task, x, y)
+        if place is not None:
             go_to_prompts(place.policy, place.size)
 
     with st.grid(2, min_column_width=440, gap="small"):
@@ -159,13 +134,8 @@ def _to_example(look: Look, study: Study, value: str) -> Callable[[float, float]
     """From a click on one prompt's point: that prompt under that policy."""
 
     def clicked(x: float, y: float) -> None:
-        names, points = costs.generated_points(study, value, look.number, look.task)
-        span = points["value"].max() or 1.0
-        away = (points["tokens"] - x).abs() + (points["value"] - y).abs() / span
-        nearest = points.iloc[int(np.argmin(away.to_numpy()))]
-        own = Place(names[int(nearest["owner"])], None)
-        at = None if own in study.places else look.number
-        go_to_prompts(own.policy, at, example=str(nearest["example_id"]))
+        policy, example = costs.prompt_at(study, value, look.number, look.task, x, y)
+        go_to_prompts(policy, study.size_of(policy, look.number), example=example)
 
     return clicked
 
@@ -195,8 +165,7 @@ def _differences(look: Look, study: Study) -> Notes:
     names = [FULL, *study.policies]
 
     def clicked(row: int, _column: int) -> None:
-        own = Place(names[row], None) in study.places
-        go_to_prompts(names[row], None if own else size)
+        go_to_prompts(names[row], study.size_of(names[row], size))
 
     height = max(HEIGHT, 60 + 34 * len(study.policies))
     note = _card(figure, "differences", look, height=height, on_cell=clicked)
@@ -230,8 +199,7 @@ def _options(look: Look, study: Study) -> Notes:
 
                 def clicked(x: float, y: float, key: str = key, name: str = name) -> None:
                     policy = options.policy_at(study, key, name, x, y, *seen)
-                    own = Place(policy, None) in study.places
-                    go_to_prompts(policy, None if own else look.number)
+                    go_to_prompts(policy, study.size_of(policy, look.number))
 
                 notes["A measure over an option"] = _card(
                     figure, f"option-{key}-{name}", look, on_point=clicked
@@ -242,8 +210,7 @@ def _options(look: Look, study: Study) -> Notes:
 
 def _prompts(look: Look, study: Study) -> Notes:
     policy = look.policy if look.policy in (FULL, *study.policies) else FULL
-    own = Place(policy, None) in study.places
-    size = None if own else look.number
+    size = study.size_of(policy, look.number)
     what = f"{'Full cache' if policy == FULL else policy}"
     what += f", {size_words(study, size)}" if size is not None else ""
     cell = study_look.behind_cell(study, look.task)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.app_server import AppServer
+from tests.chromium import SETTLED
 from tests.conftest import SHOWN_MS
 
 # A cold link to a page makes Streamlit's frontend look for its server below that page first.
@@ -50,10 +51,7 @@ class Reader:
     def settle(self) -> None:
         """Until the script has run to its end."""
         self.page.wait_for_timeout(250)
-        self.page.wait_for_function(
-            "() => document.querySelector('[data-testid=stApp]')"
-            "?.getAttribute('data-test-script-state') === 'notRunning'"
-        )
+        self.page.wait_for_function(SETTLED)
 
     def choose(self, label: str, option: str) -> None:
         """Take an option of a select box."""

@@ -61,9 +61,9 @@ def test_answers_are_what_is_learned(tokenizer: Tokenizer) -> None:
 
 
 def test_batches_follow_the_seed(tokenizer: Tokenizer) -> None:
-    ids, weights = documents.batch(tokenizer, 1024, documents.stage(0.3), "7-1")
-    again, _ = documents.batch(tokenizer, 1024, documents.stage(0.3), "7-1")
-    other, _ = documents.batch(tokenizer, 1024, documents.stage(0.3), "7-2")
+    ids, weights = documents.batch(tokenizer, 1024, documents.stage(0.3, documents.STAGES), "7-1")
+    again, _ = documents.batch(tokenizer, 1024, documents.stage(0.3, documents.STAGES), "7-1")
+    other, _ = documents.batch(tokenizer, 1024, documents.stage(0.3, documents.STAGES), "7-2")
     assert ids.size == weights.size == 1024
     assert np.array_equal(ids, again) and not np.array_equal(ids, other)
 

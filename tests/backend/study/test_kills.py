@@ -134,10 +134,10 @@ def test_the_app_killed_in_the_middle_goes_on_when_it_is_back(
     monkeypatch.delenv("KVSCOPE_SCHEDULER", raising=False)
     study_id = made(folder, tmp_path)
     code = (
-        "import pathlib, time\n"
+        "import pathlib, signal\n"
         "from backend.jobs import Jobs; from backend.study.work import study_job\n"
         f"home = pathlib.Path({str(tmp_path)!r}); jobs = Jobs(home)\n"
-        f"jobs.submit(study_job(home, {study_id!r})); time.sleep(600)\n"
+        f"jobs.submit(study_job(home, {study_id!r})); signal.pause()\n"
     )
     app = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment())
     until(some_are_done(tmp_path, study_id, 1), "a prompt")
