@@ -13,6 +13,7 @@ from analysis.figure import Axis, ColourScale, Figure
 from analysis.geometry import places, spacing
 from analysis.words import number
 
+PLACES_ACROSS, PLACES_UP = 160, 70  # points nearer than this cover each other on the screen
 _ESCAPES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;", "%": "&#37;", "{": "&#123;"}
 )
@@ -146,10 +147,21 @@ def draw_lines(drawn: go.Figure, figure: Figure) -> None:
 
 
 def _draw_points(drawn: go.Figure, figure: Figure, index: int) -> None:
-    """The points of one series, upon the lines of the others."""
-    taken = np.flatnonzero(figure.arrays["point_series"] == index)
+    """The points of one series, upon the lines of the others; those that would cover each other
+    are drawn as one, which says how many it stands for."""
+    own = np.flatnonzero(figure.arrays["point_series"] == index)
+    first, count = _apart(figure, own)
+    taken = own[first]
     series = figure.series[index]
-    text = np.array([escaped(entry) for entry in figure.point_text], dtype=object)
+    text = np.array(
+        [
+            escaped(figure.point_text[point]) + (f"<br>and {more - 1:,} more here" * (more > 1))
+            for point, more in zip(taken.tolist(), count.tolist(), strict=True)
+        ]
+        if figure.point_text
+        else [],
+        dtype=object,
+    )
     drawn.add_scatter(
         x=_float(figure.arrays["point_x"][taken]),
         y=_float(figure.arrays["point_y"][taken]),
@@ -161,10 +173,28 @@ def _draw_points(drawn: go.Figure, figure: Figure, index: int) -> None:
             "symbol": int(np.searchsorted(np.unique(figure.arrays["point_series"]), index)) % 8,
             "color": series.colour or series_colour(index),
         },
-        text=text[taken] if len(text) else None,
+        text=text if len(text) else None,
         hovertemplate=("%{text}<br>" if len(text) else "")
         + f"{escaped(figure.y.name)} %{{y:.3~g}}<extra></extra>",
     )
+
+
+def _apart(figure: Figure, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which of the points lie at places of their own, and how many share each place."""
+    cells = []
+    for axis, name, fine in (
+        (figure.x, "point_x", PLACES_ACROSS),
+        (figure.y, "point_y", PLACES_UP),
+    ):
+        values = figure.arrays[name].astype(np.float64)
+        limits = np.array(axis.range or (np.nanmin(values), np.nanmax(values)), np.float64)
+        if axis.log:
+            values, limits = np.log10(values), np.log10(limits)
+        reach = limits[1] - limits[0]
+        cells.append(np.round((values[points] - limits[0]) / (reach or 1.0) * fine))
+    _, first, count = np.unique(np.stack(cells), axis=1, return_index=True, return_counts=True)
+    order = np.argsort(first)  # as they were given
+    return first[order], count[order]
 
 
 def draw_area(drawn: go.Figure, figure: Figure) -> None:

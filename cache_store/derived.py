@@ -1,7 +1,10 @@
 """Reading what was computed from a capture."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,35 @@ import pandas as pd
 from cache_store.attached import AttachedFile
 from cache_store.errors import StoreError
 from cache_store.storage import DATABASE, check_tables
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What a derived file says of itself."""
+
+    kind: str
+    spec: Mapping[str, Any]
+    capture_id: str
+    created_at: datetime
+    file_bytes: int
+
+
+def heading(path: Path) -> Heading:
+    """The heading of a derived file, read once as long as the file stays the same: a run may have
+    hundreds, and opening one costs as much as drawing a figure. Raises StoreError."""
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise StoreError(f"There is no file {path}.") from error
+    return _heading(path, facts.st_ino, facts.st_mtime_ns, facts.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _heading(path: Path, *_unchanged: int) -> Heading:
+    with Derived.open(path) as derived:
+        return Heading(
+            derived.kind, derived.spec, derived.capture_id, derived.created_at, derived.file_bytes
+        )
 
 
 class Derived(AttachedFile):

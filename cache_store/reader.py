@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from cache_store.attached import AttachedFile
-from cache_store.derived import Derived
+from cache_store.derived import Derived, heading
 from cache_store.derived_writer import derived_path
 from cache_store.errors import StoreError
 from cache_store.files import DERIVED_FOLDER
@@ -272,17 +272,15 @@ class Capture(AttachedFile):
     def derived_list(self) -> pd.DataFrame:
         """Kind, spec, created_at, file_bytes, path of every derived file, oldest first.
 
-        Files that cannot be read are left out.
+        Files that cannot be read or belong to another run are left out.
         """
         rows = []
         for path in sorted((self.path.parent / DERIVED_FOLDER).glob("*.duckdb")):
-            with (
-                contextlib.suppress(StoreError),
-                Derived.open(path, capture_id=self.id) as derived,
-            ):
-                rows.append(
-                    (derived.kind, derived.spec, derived.created_at, derived.file_bytes, path)
-                )
+            with contextlib.suppress(StoreError):
+                one = heading(path)
+                if one.capture_id == self.id:
+                    spec = dict(one.spec)
+                    rows.append((one.kind, spec, one.created_at, one.file_bytes, path))
         frame = pd.DataFrame(rows, columns=["kind", "spec", "created_at", "file_bytes", "path"])
         return frame.sort_values("created_at", ignore_index=True)
 

@@ -209,6 +209,27 @@ def test_bands_lie_under_their_line_and_markers_become_shapes() -> None:
     assert (cell["x0"], cell["x1"], cell["y0"], cell["y1"]) == (0.5, 1.5, 1.5, 2.5)
 
 
+def test_points_that_would_cover_each_other_are_drawn_as_one_that_says_so() -> None:
+    x = np.array([0.0, 5.0, 5.001, 10.0, 5.002])
+    drawn = to_plotly(
+        figure(
+            "lines",
+            arrays={
+                "y": np.array([[0.0, 1.0], [np.nan, np.nan]]),
+                "point_x": x,
+                "point_y": np.array([0.0, 0.5, 0.5, 0.5, 0.9]),
+                "point_series": np.ones(5, int),
+            },
+            x=Axis("pause", np.array([0.0, 10.0]), range=(0.0, 10.0)),
+            point_text=tuple("abcde"),
+        )
+    )
+    points = drawn.data[-1]
+    assert points.x.tolist() == pytest.approx([0, 5, 10, 5.002])
+    assert points.y.tolist() == pytest.approx([0, 0.5, 0.5, 0.9])
+    assert list(points.text) == ["a", "b<br>and 1 more here", "d", "e"]
+
+
 def test_lines_are_told_apart_without_colour() -> None:
     drawn = sent(to_plotly(figure("lines")))
     assert len({trace["line"]["dash"] for trace in drawn["data"]}) == 2

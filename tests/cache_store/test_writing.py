@@ -254,6 +254,26 @@ def test_derived_files(tmp_path: Path) -> None:
     assert files(path.parent) == sorted(["capture.duckdb", "derived", written.name])
 
 
+def test_the_list_follows_what_lies_beside_the_capture(tmp_path: Path) -> None:
+    path = Sample().write(tmp_path)
+    written = {}
+    for name in ("first", "second"):
+        with DerivedWriter(path.parent, name, {"a": 1}) as writer:
+            writer.add_array("value", np.zeros(3))
+            written[name] = writer.finish()
+    with Capture.open(path) as capture:
+        assert capture.derived_list()["kind"].tolist() == ["first", "second"]
+        assert capture.derived_list()["spec"].tolist() == [{"a": 1}, {"a": 1}]
+        kept = written["first"].read_bytes()
+        written["first"].write_bytes(kept[:5000])  # damaged after it was listed
+        assert capture.derived_list()["kind"].tolist() == ["second"]
+        written["first"].write_bytes(kept)
+        assert capture.derived_list()["kind"].tolist() == ["first", "second"]
+        assert capture.derived_list()["file_bytes"].tolist()[0] == len(kept)
+        written["second"].unlink()
+        assert capture.derived_list()["kind"].tolist() == ["first"]
+
+
 def test_computing_twice_writes_once(tmp_path: Path) -> None:
     path = Sample().write(tmp_path)
     twins = [DerivedWriter(path.parent, "x", {"a": 1}) for _ in range(2)]
