@@ -15,7 +15,7 @@ from analysis.errors import AnalysisError
 from analysis.figure import Axis, Figure, Marker, Note, Series
 from analysis.rows import MEAN, Selection, chosen, chosen_layers
 from analysis.text import token_pieces
-from analysis.words import number, provenance, source_words, visible
+from analysis.words import OWN_MEASURE, number, provenance, source_words, visible
 from cache_store.reader import Capture
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ SCORE_NOTE = Note(
     "score would have kept other entries; a cut through a gap, that the choice was clear.",
     "histogram of the scores that the decision ranked; the cut lies between the lowest score kept "
     "and the highest evicted",
+    OWN_MEASURE,
 )
 
 

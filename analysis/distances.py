@@ -20,6 +20,7 @@ from analysis.errors import AnalysisError
 from analysis.eviction_codes import held
 from analysis.figure import Axis, Figure, Note
 from analysis.rows import MEAN, Selection
+from analysis.words import OWN_MEASURE
 from cache_store.reader import Capture
 from kvpolicies.choice import CONTEXT_SCORES, OWN_DEFAULTS, WINDOW_SCORES, canonical
 from kvpolicies.methods import catalogue
@@ -33,6 +34,7 @@ DISTANCE_NOTE = Note(
     "much mass lost, that this policy keeps the wrong ones.",
     "Jaccard |a ∩ b| / |a ∪ b| of the cached positions per head; difference of the attention mass "
     "kept, per query head; both averaged over the heads of a layer",
+    OWN_MEASURE,
 )
 MEASURES = {
     "jaccard": ("kept entries in common", "Jaccard", "Kept entries in common with"),

@@ -22,7 +22,7 @@ from analysis.comparison import (
     step_marker,
 )
 from analysis.figure import Axis, Figure, Note, Series
-from analysis.words import number, provenance, source_words
+from analysis.words import OWN_MEASURE, number, provenance, source_words
 from cache_store.reader import Capture
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ KL_NOTE = Note(
     "response: 0 means the same distribution. A peak is a token that the evicted entries were "
     "needed for.",
     "KL(full ‖ policy) = Σᵥ p_full(v) ln (p_full(v) / p_policy(v)) per step",
+    OWN_MEASURE,
 )
 BYTES_NOTE = Note(
     "Policies that evict once grow with the response like the full cache, those that evict at "
@@ -52,6 +53,7 @@ LATENCY_NOTE = Note(
     "else the machine did. A smaller cache is read faster, but a policy that scores at every step "
     "pays for it at every step.",
     "wall time of each decoding step, measured once",
+    "LazyEviction, Tables 5 and 7: decoding latency",
 )
 STAGE_NOTE = Note(
     "Where the time of a whole run went: reading the prompt, further passes, eviction, writing the "

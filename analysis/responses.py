@@ -24,6 +24,7 @@ DIFF_NOTE = Note(
     "the meaning held, not how many further mistakes the policy made.",
     "longest matching runs of token ids (Ratcliff and Obershelp); agreement is the share of steps "
     "with the same token",
+    "LAQ, Figure 7: responses side by side; agreement: docs/methods.md, section 7",
 )
 
 

@@ -10,6 +10,7 @@ from cache_store.reader import Capture
 _BIDIRECTIONAL = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "◌")
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"}
 _VISIBLE = _CONTROLS | _BIDIRECTIONAL | {10: "⏎", 9: "⇥", 13: "␍", 32: "␣"}
+OWN_MEASURE = "KVScope's own (docs/methods.md, section 7): no figure of the papers shows it"
 
 
 def visible(piece: str, limit: int = 24) -> str:

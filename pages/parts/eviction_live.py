@@ -37,26 +37,28 @@ _STYLE = """<style>
 def show(look: Look) -> dict[str, str | Note]:
     """Draw the panel; returns the words below it."""
     notes: dict[str, str | Note] = {}
-    runs: list[tuple[str, PolicyRun]] = []
+    found = [_run(look, dict(choice)) for choice in look.choices]
+    missing = [one for one in found if isinstance(one, Pending)]
+    policy_replays.all_at_once(missing, key="live-all", verb="Run")
+    names: list[str] = []
     with st.grid(2, min_column_width=440):
-        for index, choice in enumerate(look.choices):
-            run = _run(look, index, dict(choice))
-            if run is not None:
-                name = eviction_looks.name_of(choice)
-                runs.append((name, run))
-                diff = eviction_looks.response_diff(look.run_id, name)
-                _diff(look, index, run, diff)
-                notes["The response"] = diff.note
-    if runs:
-        names = tuple(dict(runs))
-        _summary(look, names)
-        figures = _figures(look, names)
+        for index, (choice, run) in enumerate(zip(look.choices, found, strict=True)):
+            if isinstance(run, Pending):
+                policy_replays.waiting(run, key=f"live-{index}", verb="Run it")
+                continue
+            names.append(eviction_looks.name_of(choice))
+            diff = eviction_looks.response_diff(look.run_id, names[-1])
+            _diff(look, index, run, diff)
+            notes["The response"] = diff.note
+    if names:
+        _summary(look, tuple(names))
+        figures = _figures(look, tuple(names))
         notes |= {name: figure.note for name, figure in figures.items() if figure.note}
     return notes
 
 
-def _run(look: Look, index: int, choice: dict[str, object]) -> PolicyRun | None:
-    """A live run that is there; otherwise the button that starts it, or how far it is."""
+def _run(look: Look, choice: dict[str, object]) -> PolicyRun | Pending:
+    """A live run that is there; otherwise the job that makes it, or why there can be none."""
     name = policy_replays.titled(choice)
     try:
         return eviction_looks.policy_run(look.run_id, eviction_looks.name_of(choice))
@@ -64,11 +66,9 @@ def _run(look: Look, index: int, choice: dict[str, object]) -> PolicyRun | None:
         words = {"policy_run": f"Run of {name}"}.get(need.kind, need.kind.replace("_", " "))
         spec = derive_job(look.run_id, need.kind, need.spec, words)
         words = RUN_WORDS if need.kind == "policy_run" else ""
-        pending = Pending(name, spec, need, words)
-        policy_replays.waiting(pending, key=f"live-{index}", verb="Run it")
+        return Pending(name, spec, need, words)
     except KVScopeError as error:
-        policy_replays.waiting(Pending(name, None, None, str(error)), key=f"live-{index}")
-    return None
+        return Pending(name, None, None, str(error))
 
 
 def _diff(look: Look, index: int, run: PolicyRun, diff: ResponseDiff) -> None:

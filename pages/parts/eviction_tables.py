@@ -9,7 +9,7 @@ import streamlit as st
 
 
 def column(label: str, unit: str, values: pd.Series, help_text: str = "") -> Any:
-    """One column: its label and unit, numbers with three digits, bytes as kB or MB.
+    """One column: its label and unit, counts whole, other numbers with three digits, bytes as MB.
 
     Units that make a label long stand in its help."""
     unit_words = f"In {unit}." if unit in ("entries", "attention mass") else ""
@@ -21,4 +21,6 @@ def column(label: str, unit: str, values: pd.Series, help_text: str = "") -> Any
         return st.column_config.CheckboxColumn(label, help=shown)
     if not pd.api.types.is_numeric_dtype(values):
         return st.column_config.TextColumn(label, help=shown, pinned=label == "policy")
-    return st.column_config.NumberColumn(label, help=shown, format="%.3g")
+    known = values.dropna()
+    counts = bool(((known == known.round()) | (known.abs() >= 100)).all())
+    return st.column_config.NumberColumn(label, help=shown, format="%,.0f" if counts else "%.3g")

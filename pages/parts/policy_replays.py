@@ -228,6 +228,23 @@ def _progress_of_all(asked: Sequence[Pending], key: str, verb: str) -> None:
         )
 
 
+def all_at_once(pending: Sequence[Pending], *, key: str, verb: str) -> None:
+    """One button for everything that was not asked for yet, where that is more than one job."""
+    idle = [
+        (one.job, one.need)
+        for one in pending
+        if one.job is not None and one.need is not None and state_of(one.job.id) is None
+    ]
+    if len(idle) > 1:
+        seconds = sum(max(1.0, need.seconds) for _, need in idle)
+        st.button(
+            f"{verb} all {len(idle)} (about {duration(seconds)})",
+            key=f"ask-{key}",
+            on_click=_submit_all,
+            args=([job for job, _ in idle],),
+        )
+
+
 def _submit_all(specs: Sequence[JobSpec]) -> None:
     for spec in specs:
         _submit(spec)

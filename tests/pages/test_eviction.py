@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -413,6 +414,18 @@ def test_every_panel_shows_what_is_replayed(two_runs: Path, open_page: Open) -> 
     assert backstage.jobs().spec(job.id).params["kind"] == "policy_run"
 
 
+def test_all_policies_are_run_for_real_with_one_button(two_runs: Path, open_page: Open) -> None:
+    app = open_page(
+        run=RUN, p1="snapkv(window=4)", p2="streaming_llm()", p3="oracle()", panel="Run it for real"
+    )
+    assert app.button(key="ask-live-all").label.startswith("Run all 2 (about ")
+    app.button(key="ask-live-all").click().run()
+    asked = [backstage.jobs().spec(job.id).params for job in backstage.jobs().jobs()]
+    live = [one["spec"]["policy"]["key"] for one in asked if one["kind"] == "policy_run"]
+    assert sorted(live) == ["snapkv", "streaming_llm"]
+    assert not [button for button in app.button if button.key == "ask-live-all"]
+
+
 def test_a_run_without_a_response_has_only_the_end_of_the_prompt(
     home: Path, open_page: Open
 ) -> None:
@@ -428,6 +441,15 @@ def test_words_in_a_table_are_no_numbers_and_the_policy_stays_in_sight() -> None
     kinds = {name: column["type_config"]["type"] for name, column in columns.items()}
     assert kinds["policy"] == "text" and columns["policy"]["pinned"]
     assert kinds["recall"] == "number" and kinds["simulated"] == "checkbox"
+
+
+def test_counts_in_a_table_are_whole_and_shares_have_three_digits() -> None:
+    table = pd.DataFrame({"budget": [1024.0, np.nan], "missed": [839.4, 1022.0], "mass": [0.5, 1]})
+    forms = {
+        name: eviction_tables.column(name, "entries", table[name])["type_config"]["format"]
+        for name in table
+    }
+    assert forms == {"budget": "%,.0f", "missed": "%,.0f", "mass": "%.3g"}
 
 
 @pytest.mark.parametrize(
