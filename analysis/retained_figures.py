@@ -29,7 +29,8 @@ RETAINED_NOTE = Note(
 SCHEME_NOTE = Note(
     "Where the lines part, the schemes disagree how far away an entry is: with absolute positions "
     "the gaps of what was evicted stay. Numbered anew inside the cache, nothing is farther away "
-    "than the cache is long.",
+    "than the cache is long; only the sinks come nearer, so the drift of both schemes can be "
+    "nearly the same.",
     "absolute: position i; inside the cache: i's place among the cached entries",
     "SAGE-KV, Figure 3: StreamingLLM's position schemes",
 )
