@@ -17,9 +17,10 @@ class Background:
     """Runs submitted calls one after the other; the first error stops everything.
 
     Nothing runs before `start` or until `length` calls wait: prefill keeps all cores busy, decode
-    does not. From then on a full queue makes `submit` wait. Its tensors use one core. Leaving the
-    block without an error waits for what was submitted and raises its error; with one, what waits
-    is dropped.
+    does not. From then on a full queue makes `submit` wait. Its tensors use one core, which the
+    submitting thread's leave to it after `start` and until the block's end. Leaving the block
+    without an error waits for what was submitted and raises its error; with one, what waits is
+    dropped.
     """
 
     def __init__(self, length: int = SHORTEST_QUEUE) -> None:
@@ -29,6 +30,7 @@ class Background:
         self._error: BaseException | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
+        self._threads = torch.get_num_threads()
 
     def submit(self, call: Callable[..., object], *arguments: Any) -> None:
         """Raises the error of an earlier call, after which nothing more is run."""
@@ -40,13 +42,15 @@ class Background:
 
     def start(self) -> None:
         """Begin with what was submitted, if that has not happened yet."""
-        self._started.set()
+        if not self._started.is_set():
+            torch.set_num_threads(max(1, self._threads - 1))
+            self._started.set()
 
     def __enter__(self) -> Self:
-        threads = torch.get_num_threads()
         self._thread.start()
         self._ready.wait()
-        torch.set_num_threads(threads)  # the number is each thread's own, its default is shared
+        # The number is each thread's own, its default is shared.
+        torch.set_num_threads(self._threads)
         return self
 
     def __exit__(
@@ -60,6 +64,7 @@ class Background:
         self.start()
         self._queue.put(None)
         self._thread.join()
+        torch.set_num_threads(self._threads)
         if error is None and self._error is not None:
             raise self._error
 

@@ -28,6 +28,7 @@ from cache_store.storage import connect
 # disk yet, at most one of each table, fits in memory. No log: a crash discards the whole file.
 _STORAGE = "BLOCK_SIZE 16384, ROW_GROUP_SIZE 2048, RECOVERY_MODE no_wal_writes"
 _DATABASE = "target"
+FINISHING_THREADS = 2  # who finishes has nothing else to do
 
 
 class FileWriter:
@@ -106,6 +107,7 @@ class FileWriter:
         if self._connection is None:
             raise StoreError(f"{self.path} is already closed; open a new writer.")
         try:
+            self._connection.execute(f"SET threads = {FINISHING_THREADS}")
             self._connection.execute("COMMIT")
             self._connection.execute(f"CHECKPOINT {_DATABASE}")
             self._connection.execute(f"DETACH {_DATABASE}")

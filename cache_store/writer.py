@@ -31,6 +31,7 @@ __all__ = ["CaptureWriter", "DerivedWriter", "derived_key", "derived_path", "swe
 # Of one state blob. DuckDB holds a row group of 2,048 of them in memory until it is full.
 _BLOCK_BYTES = 8 * 1024
 _FLUSH_BYTES = 16 * 1024 * 1024  # of attention rows held back
+_STATE_BYTES = 1024 * 1024  # of states held back: an insert costs as much as half of them
 
 
 class CaptureWriter(Closing):
@@ -56,6 +57,8 @@ class CaptureWriter(Closing):
         partial = path.with_name(path.name + PARTIAL)
         self._file = FileWriter(path, partial, TABLES, memory_limit=memory_limit, threads=threads)
         self._states: dict[tuple[int, str], _Pending] = {}
+        self._blocks: list[pa.Table] = []  # of states, complete, not yet inserted
+        self._block_bytes = 0
         self._attention: list[tuple[int, np.ndarray, np.ndarray, list[np.ndarray]]] = []
         self._attention_bytes = 0
         self._created_at = datetime.now(UTC).replace(tzinfo=None)
@@ -90,7 +93,9 @@ class CaptureWriter(Closing):
             )
         pending.add(np.asarray(states, dtype=np.float16))
         size = max(1, _BLOCK_BYTES // max(1, states.shape[0] * states.shape[2] * 2))
-        self._write_states(layer, kind, pending.take(size, partly=False))
+        self._hold_states(layer, kind, pending.take(size, partly=False))
+        if self._block_bytes >= _STATE_BYTES:
+            self._write_states()
 
     def add_attention(
         self, layer: int, step: int | Sequence[int] | np.ndarray, rows: np.ndarray
@@ -124,7 +129,8 @@ class CaptureWriter(Closing):
         id, created_at, finished_at, schema_version, versions and complete have defaults.
         """
         for (layer, kind), pending in self._states.items():
-            self._write_states(layer, kind, pending.take(1 << 30, partly=True))
+            self._hold_states(layer, kind, pending.take(1 << 30, partly=True))
+        self._write_states()
         self._write_attention()
         now = datetime.now(UTC).replace(tzinfo=None)
         row: dict[str, Any] = {column.name: None for column in TABLES["capture"].columns}
@@ -145,7 +151,7 @@ class CaptureWriter(Closing):
         """Give up: remove the partial file. Does nothing after `finish`."""
         self._file.discard()
 
-    def _write_states(
+    def _hold_states(
         self, layer: int, kind: str, blocks: list[tuple[int, int, np.ndarray]]
     ) -> None:
         for first, block, states in blocks:  # states (blocks, heads, count, head_dim)
@@ -159,7 +165,13 @@ class CaptureWriter(Closing):
                 "count": np.full(number, count, np.int32),
                 "data": blob_array(states),
             }
-            self._file.insert("state", self._file.batch("state", batch))
+            self._blocks.append(self._file.batch("state", batch))
+            self._block_bytes += states.nbytes
+
+    def _write_states(self) -> None:
+        blocks, self._blocks, self._block_bytes = self._blocks, [], 0
+        if blocks:
+            self._file.insert("state", pa.concat_tables(blocks))
 
     def _write_attention(self) -> None:
         """Write the rows held back, ordered by layer, head and step so that zone maps work."""
