@@ -69,6 +69,7 @@ class Background:
             raise self._error
 
     def _run(self) -> None:
+        torch.get_num_threads()  # a thread takes the shared number over when it first asks for it
         torch.set_num_threads(1)
         self._ready.set()
         self._started.wait()
