@@ -38,10 +38,11 @@ MEASURED: tuple[tuple[str, dict[str, int]], ...] = (
 
 
 def asked(info: CaptureInfo) -> tuple[Choice, int]:
-    """The URL's draft: the policy of the small cache with its budget, and how many tokens."""
-    key = _drafted_on()
+    """The URL's draft: the policy of the small cache with its budget, and how many tokens; by
+    default the run's first."""
+    key = _drafted_on(info)
     size, count = (_asked(*of) for of in _draft_numbers(info))
-    return {"key": key, "options": {} if key == "full" else {"budget": size}}, count
+    return _choice(key, size), count
 
 
 def shown(runs: tuple[str, ...], draft: tuple[Choice, int]) -> tuple[str, ...]:
@@ -127,11 +128,30 @@ def _asked(key: str, usual: int, last: int) -> int:
     return int(text)
 
 
-def _drafted_on() -> str:
+def _usual(info: CaptureInfo) -> tuple[str, int, int]:
+    """Policy, budget and length of the draft that was recorded first, of those the fields can
+    name; without one what the paper takes."""
+    for name, made in looks_recall.named(info.id).items():
+        key, options = made.spec["policy"]["key"], made.spec["policy"]["options"]
+        usual = key, int(options.get("budget", _quarter(info))), int(made.spec["steps"])
+        if key in DRAFTED_ON and name == draft_name(_choice(key, usual[1]), usual[2]):
+            return usual
+    return DRAFTED_ON[0], _quarter(info), WIDTH
+
+
+def _quarter(info: CaptureInfo) -> int:
+    return max(1, info.prompt_length // 4)
+
+
+def _choice(key: str, size: int) -> Choice:
+    return {"key": key, "options": {} if key == "full" else {"budget": size}}
+
+
+def _drafted_on(info: CaptureInfo) -> str:
     """The URL's policy of the draft's cache."""
     return paper_view.held(
         "drafter",
-        DRAFTED_ON[0],
+        _usual(info)[0],
         lambda key: key in DRAFTED_ON,
         f"it is one of {', '.join(DRAFTED_ON)}",
     )
@@ -139,8 +159,8 @@ def _drafted_on() -> str:
 
 def _draft_numbers(info: CaptureInfo) -> tuple[tuple[str, int, int], ...]:
     """Address, default and largest value of the draft's budget and length."""
-    prompt = info.prompt_length
-    return ("draft_budget", max(1, prompt // 4), prompt), ("draft_steps", WIDTH, 16)
+    _, size, steps = _usual(info)
+    return ("draft_budget", size, info.prompt_length), ("draft_steps", steps, 16)
 
 
 def _offer(look: Look) -> None:

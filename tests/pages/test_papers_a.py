@@ -101,6 +101,18 @@ def test_recorded_drafts_are_drawn_compared_and_measured(
     assert fine(app)
 
 
+def test_the_draft_that_was_recorded_first_is_the_one_shown(
+    made: Synthetic, home: Path, open_at: Open
+) -> None:
+    draft(made, home, {"key": "h2o", "options": {"budget": 5}}, steps=4)
+    draft(made, home, {"key": "snapkv", "options": {"budget": 7}})
+    app = open_at("recall", run=made.run_id)
+    assert fine(app) and "lookahead of 4 on H2O, budget 5: “w0 w1" in said(app)
+    assert app.number_input(key="recall_draft_budget").value == 5
+    app = open_at("recall", run=made.run_id, drafter="snapkv", draft_budget="7", draft_steps="8")
+    assert "lookahead of 8 on SnapKV, budget 7: “w0 w1" in said(app)
+
+
 def test_the_share_that_w_covers_moves_w(made: Synthetic, open_at: Open) -> None:
     app = open_at("recurrence", run=made.run_id, alpha="0.05", recurrence="Which window")
     windows = []
