@@ -20,7 +20,6 @@ from pages.parts import (
 from pages.parts.text import plain
 
 QUESTION = "What does compression cost, over many prompts?"
-_BUSY_S = 2.0
 
 
 def main() -> None:
@@ -43,14 +42,15 @@ def main() -> None:
     with head:
         frame.heading(QUESTION, look.link())
     busy = study_watch.running(shown)
-    st.fragment(run_every=_BUSY_S if busy else None)(_drawn)(look, busy, _known(study))
+    st.fragment(run_every=study_watch.interval(shown))(_drawn)(look, busy, _known(study))
 
 
 def _drawn(look: study_look.Look, busy: bool, known: tuple[object, ...]) -> None:
     """Progress and figures, drawn again while prompts are being finished."""
     study_watch.show(look.study_id)
     study = study_look.study_of(look.study_id)
-    if busy and (_known(study) != known or not study_watch.running(look.study_id)):
+    # begun or ended, here or in another window: the page is drawn anew, and as often as it needs
+    if study_watch.running(look.study_id) != busy or (busy and _known(study) != known):
         st.rerun()
     notes = study_view.show(look, study)
     if notes:

@@ -203,6 +203,8 @@ class Study:
             len(self.examples) if task == ALL_TASKS else int((self.examples["task"] == task).sum())
         )
         of = "1 prompt" if count == 1 else f"{count:,} prompts"
+        if task == ALL_TASKS and len(self.tasks) > 1:
+            of += f" of {len(self.tasks)} tasks that count alike"
         return f"{self.spec.get('model', '')}, {of}, study {self.id}"
 
     def provenance(self, **selection: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from backend.study.entries import (
     DEFAULT_RATIOS,
     FULL,
     MEASURES,
+    MOST_PROMPTS,
     NEEDS_FUTURE,
     SCOPES,
     SIZES,
@@ -133,7 +134,8 @@ class _Reader:
         """The entries of a list with the words that name each of them in a message."""
         entries = self.values.get(name)
         if not isinstance(entries, list | tuple) or not entries:
-            raise StudyError(f"A study needs {name}: give a list with at least one entry.")
+            besides = " besides the full cache, which always runs" if name == "policies" else ""
+            raise StudyError(f"A study needs {name}{besides}: give a list with at least one entry.")
         named = []
         for number, entry in enumerate(entries, 1):
             where = f"{name}, entry {number}"
@@ -178,7 +180,7 @@ def _task(where: str, entry: Mapping[str, Any], model: str) -> TaskSpec:
         raise StudyError(f"{where} needs either a task or a set.")
     count, options = entry.get("count"), dict(entry.get("options", {}))
     if count is not None:
-        count = _whole(f"{where}: count", count, 1, 1_000_000)
+        count = _whole(f"{where}: count", count, 1, MOST_PROMPTS)
     scoring, length = entry.get("scoring"), entry.get("max_new_tokens")
     if scoring is not None and scoring not in SCORES:
         raise StudyError(f"{where}: scoring is {_short(scoring)}: use one of {', '.join(SCORES)}.")

@@ -11,6 +11,7 @@ from kvpolicies.choice import to_text
 
 MEASURES = ("score", "agreement", "nll", "kl", "latency")
 DEFAULT_MEASURES = MEASURES[:-1]
+MOST_PROMPTS = 1_000_000  # of a task
 DEFAULT_RATIOS = (0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # KVCompose, Tables 2 and 3
 SCOPES = ("prompt", "context")
 SIZES = ("budget", "compression_ratio", "keep_ratio")  # options that fix a policy's size

@@ -19,6 +19,7 @@ TOGETHER = 64  # caches that share a forward
 TOGETHER_BYTES = 2_000_000_000  # of their keys and values, were none evicted
 
 CHARACTERS_PER_TOKEN = 3.5
+LONGEST_TOKEN = 8  # characters, on average over a prompt: no tokenizer does better on text
 SPECIMENS = 8  # drafts of a task whose answers are measured
 # Shares of a prefill and of a decoded token, measured on the embedded model on two cores.
 COMPRESSION = 0.03  # scoring and evicting one cell
@@ -37,6 +38,7 @@ class StudyEstimate:
     memory_bytes: int
     available_memory: int
     prompt_tokens: int  # of the longest prompt
+    too_long: str = ""  # why prompts do not fit the model's context
 
     @property
     def words(self) -> str:
@@ -48,6 +50,8 @@ class StudyEstimate:
     @property
     def refusals(self) -> tuple[str, ...]:
         """Sentences that say why it cannot run; none when it can."""
+        if self.too_long:
+            return (self.too_long,)
         if self.memory_bytes <= self.available_memory:
             return ()
         return (
@@ -88,6 +92,7 @@ def estimate(
         most,
         available_memory(),
         longest,
+        _too_long(spec, sets or {}, facts.max_positions),
     )
 
 
@@ -142,6 +147,36 @@ def _lengths(spec: StudySpec, sets: Mapping[str, bytes]) -> Iterator[tuple[int, 
             depths = max(1, len(task.options.get("depth", [])))
             for length in task.options["length"]:
                 yield from [(length, answer)] * (task.count or 0) * depths
+
+
+def _too_long(spec: StudySpec, sets: Mapping[str, bytes], limit: int | None) -> str:
+    """Which prompts cannot fit the model's context, in a sentence; "" where some of each may.
+
+    A set's tokens are only known when it is read: it is refused when all of its prompts are too
+    long even at LONGEST_TOKEN characters a token.
+    """
+    if limit is None:
+        return ""
+    for task in spec.tasks:
+        answer = task.max_new_tokens or (_answer(task, spec.seed) if not task.set else 0)
+        if not task.set:
+            length = max(task.options["length"])
+            if length + answer > limit:
+                return (
+                    f"Prompts of {length:,} tokens with answers of about {answer:,} exceed the "
+                    f"model's context of {limit:,}: give shorter lengths or choose a model with a "
+                    "longer context."
+                )
+        elif data := sets.get(task.set):
+            rows = read_set(data, task.set)[: task.count]
+            sizes = [len(row.context) + len(row.question) for row in rows]
+            if min(sizes) / LONGEST_TOKEN > limit:
+                return (
+                    f"Every prompt of {task.set} exceeds the model's context of {limit:,} tokens "
+                    f"(the shortest has {min(sizes):,} characters): give shorter ones or choose a "
+                    "model with a longer context."
+                )
+    return ""
 
 
 def _answer(task: TaskSpec, seed: int) -> int:

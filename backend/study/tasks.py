@@ -67,7 +67,7 @@ class Option:
         whole = self.kind != "shares"
         kind = "a whole number" if whole else "a number"
         if self.high < math.inf:
-            expected = f"{kind} from {self.low:g} to {self.high:,g}"
+            expected = f"{kind} from {self.low:,g} to {self.high:,.10g}"
         else:
             expected = f"{kind} of at least {self.low:g}"
         for number in values:

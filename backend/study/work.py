@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 _model_lock = threading.Lock()  # a worker that somebody else started may have several threads
 
 
+def missing_set(name: str) -> str:
+    """What is said of a set whose file was not given."""
+    return f"The set '{name}' is missing: give its file."
+
+
 def make_study(home: Path | str, spec: StudySpec, sets: Mapping[str, bytes] | None = None) -> str:
     """Keep a study's specification and sets, so that it can be run; returns its id.
 
@@ -50,7 +55,7 @@ def make_study(home: Path | str, spec: StudySpec, sets: Mapping[str, bytes] | No
     sets = dict(sets or {})
     for name in spec.sets:
         if name not in sets:
-            raise StudyError(f"The set '{name}' is missing: give its file.")
+            raise StudyError(missing_set(name))
     sizes = {name: len(read_set(sets[name], name)) for name in spec.sets}
     revision = resolve(spec.model, spec.revision, weights=False).revision
     study_id = spec.id(revision, sets)

@@ -84,17 +84,37 @@ def spec() -> StudySpec:
     now = draft()
     if now.get("problem"):
         raise StudyError(now["problem"])
+    if not now["measures"]:
+        raise StudyError("The study measures nothing: choose at least one measure, such as score.")
     values: dict[str, Any] = {
         **now["kept"],
         "title": now["title"],
         "model": now["model"],
         "seed": now["seed"],
         "measures": now["measures"],
-        SIZES[now["unit"]]: numbers(now["sizes"], whole=now["unit"] == "entries kept"),
+        SIZES[now["unit"]]: _sizes(now),
         "tasks": now["tasks"],
         "policies": [_entry(text, now["names"]) for text in now["policies"]],
     }
     return StudySpec.from_dict(values)
+
+
+def _sizes(now: Draft) -> list[int] | list[float]:
+    whole = now["unit"] == "entries kept"
+    example = "64, 128, 256" if whole else "0.5, 0.75, 0.9"
+    try:
+        found = numbers(now["sizes"], whole=whole)
+    except StudyError as error:
+        raise StudyError(f"Sizes: {error}") from error
+    if not found:
+        raise StudyError(f"There are no sizes: write them as {example}.")
+    wrong = [size for size in found if not (size >= 1 if whole else 0 <= size < 1)]
+    if wrong:
+        range_words = (
+            "whole numbers of at least 1" if whole else "shares evicted, from 0 to below 1"
+        )
+        raise StudyError(f"Sizes holds {wrong[0]:g}: give {range_words}, such as {example}.")
+    return found
 
 
 def _entry(text: str, names: Mapping[str, str]) -> dict[str, Any]:
@@ -116,6 +136,7 @@ def numbers(text: str, *, whole: bool) -> list[int] | list[float]:
         try:
             found.append(int(word) if whole else float(word))
         except ValueError as error:
-            kind = "a whole number" if whole else "a number"
-            raise StudyError(f"'{word.strip()}' is not {kind}: write them as 1, 2, 3.") from error
+            kind, example = ("a whole number", "64, 128") if whole else ("a number", "0.25, 0.5")
+            words = f"'{word.strip()}' is not {kind}: write them as {example}."
+            raise StudyError(words) from error
     return found

@@ -6,7 +6,7 @@ import streamlit as st
 
 from backend.study.estimate import StudyEstimate, estimate
 from backend.study.spec import StudySpec
-from backend.study.work import make_study, study_job
+from backend.study.work import make_study, missing_set, study_job
 from cache_store.errors import KVScopeError
 from pages.parts import backstage, models_known, study_draft, study_list
 from pages.parts.text import duration, number, plain, size
@@ -89,11 +89,10 @@ def _counts(spec: StudySpec) -> tuple[dict[str, str], list[str]]:
         "Time, about": duration(expected.seconds),
         "Memory": size(expected.memory_bytes),
     }
-    try:
-        expected.check()
-    except KVScopeError as error:
-        return found, [str(error)]
-    return found, []
+    missing = [name for name in spec.sets if name not in study_draft.sets()]
+    if missing:
+        return found, [missing_set(missing[0])]
+    return found, list(expected.refusals[:1])
 
 
 def _start() -> None:

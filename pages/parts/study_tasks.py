@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from backend.spec import PromptError
-from backend.study.entries import StudyError
+from backend.study.entries import MOST_PROMPTS, StudyError
 from backend.study.scores import SCORES
 from backend.study.sets import read_set
 from backend.study.tasks import TASKS, Option, Task
@@ -61,7 +61,7 @@ def _task(index: int, entry: dict[str, Any]) -> None:
             st.number_input(
                 "Prompts",
                 1,
-                100_000,
+                MOST_PROMPTS,
                 entry.get("count") or 4,
                 key=key(f"count-{index}"),
                 width=110,
@@ -130,19 +130,23 @@ def _set(index: int, entry: dict[str, Any]) -> None:
     data = study_draft.sets().get(entry["set"])
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.markdown(f"**{plain(entry['set'])}**", width="stretch")
-        rows = len(read_set(data, entry["set"])) if data is not None else 0
-        count = st.number_input(
-            "Prompts",
-            1,
-            max(1, rows),
-            entry.get("count") or max(1, rows),
-            key=key(f"count-{index}"),
-            width=110,
-        )
-        entry["count"] = int(count)
+        if data is not None:
+            rows = len(read_set(data, entry["set"]))
+            count = st.number_input(
+                f"Prompts, of {rows:,}",
+                1,
+                rows,
+                min(entry.get("count") or rows, rows),
+                key=key(f"count-{index}-{rows}"),  # a longer or shorter file has its own field
+                width=130,
+            )
+            if count == rows:
+                entry.pop("count", None)
+            else:
+                entry["count"] = int(count)
         _head(index, "this set")
     if data is None:
-        st.caption("The file is not here any more: upload it again.")
+        st.caption("This file is not here: upload it below, under the same name.")
 
 
 def _upload() -> None:

@@ -13,6 +13,7 @@ from pages.parts import backstage, study_list
 from pages.parts.text import duration, number, plain, some
 
 _SHOWN_CELLS = 400
+_BUSY_S, _IDLE_S = 2.0, 10.0
 
 
 def state(study_id: str) -> JobState | None:
@@ -24,6 +25,13 @@ def state(study_id: str) -> JobState | None:
 def running(study_id: str) -> bool:
     job = state(study_id)
     return job is not None and not job.finished
+
+
+def interval(study_id: str) -> float | None:
+    """Seconds until the page looks again; an unfinished study may be resumed elsewhere."""
+    if running(study_id):
+        return _BUSY_S
+    return None if study_list.reader(study_id).progress().complete else _IDLE_S
 
 
 def show(study_id: str) -> None:

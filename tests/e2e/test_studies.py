@@ -82,3 +82,21 @@ def test_a_study_is_built_run_and_watched(reader: Reader) -> None:
     way.click()
     reader.wait_for_address("p1=snapkv")
     expect(page.get_by_role("heading", level=1)).to_contain_text("evict")
+
+
+def test_a_cancelled_study_goes_on_and_is_followed_in_two_windows(reader: Reader) -> None:
+    page = reader.open("/studies?study=new")
+    counted(page, 96)
+    typed(reader, "Title", "Cancelled and resumed")
+    typed(reader, "Length", "210")
+    reader.press("Start the study")
+    reader.wait_for_address("study=")
+    other = page.context.new_page()
+    other.goto(page.url)
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    for window in (page, other):
+        window.get_by_text("cancelled ·").wait_for(timeout=RUN_MS)
+    page.get_by_role("button", name="Resume", exact=True).click()
+    for window in (page, other):
+        window.get_by_text("Complete: 6 prompts, 96 rows.").wait_for(timeout=RUN_MS)
+    other.close()

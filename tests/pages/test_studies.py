@@ -110,14 +110,87 @@ def test_the_form_counts_what_it_will_run(home: Path, open_at: Open) -> None:
     assert "study-start" in ids
 
 
-def test_a_mistake_is_one_sentence_and_nothing_starts(home: Path, open_at: Open) -> None:
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("0.5, half", "Sizes: 'half' is not a number: write them as 0.25, 0.5."),
+        ("-1", "Sizes holds -1: give shares evicted, from 0 to below 1, such as 0.5, 0.75, 0.9."),
+        (
+            "0.5, 2",
+            "Sizes holds 2: give shares evicted, from 0 to below 1, such as 0.5, 0.75, 0.9.",
+        ),
+        (" ", "There are no sizes: write them as 0.5, 0.75, 0.9."),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_starts(
+    home: Path, open_at: Open, typed: str, sentence: str
+) -> None:
     app = open_at("studies")
     sizes = next(element for element in app.text_input if element.label == "Sizes")
-    sizes.set_value("0.5, half").run()
-    assert [e.value.replace("\\", "") for e in app.error] == [
-        "'half' is not a number: write them as 1, 2, 3."
-    ]
+    sizes.set_value(typed).run()
+    assert [e.value.replace("\\", "") for e in app.error] == [sentence]
     assert app.button(key="study-start").disabled
+
+
+def test_a_study_that_measures_nothing_is_refused(home: Path, open_at: Open) -> None:
+    app = open_at("studies")
+    app.button_group[0].set_value([]).run()
+    assert "measures nothing" in app.error[0].value
+    assert app.button(key="study-start").disabled
+
+
+def test_lengths_beyond_the_models_context_are_refused(home: Path, open_at: Open) -> None:
+    app = open_at("studies")
+    length = next(element for element in app.text_input if element.label == "Length")
+    length.set_value("600, 5000").run()
+    assert "exceed the model's context of 4,096" in app.error[0].value.replace("\\", "")
+    assert app.button(key="study-start").disabled
+
+
+def use_text(app: AppTest, text: str) -> None:
+    next(area for area in app.text_area if area.label == "Specification").set_value(text).run()
+    app.button(key="study-use-text").click().run()
+
+
+def test_a_set_that_is_named_before_it_is_there(home: Path, open_at: Open) -> None:
+    text = """model = "demo"
+ratios = [0.5]
+tasks = [{ set = "mine.jsonl" }, { set = "other.jsonl", count = 20 }]
+policies = [{ policy = "snapkv" }]
+"""
+    app = open_at("studies")
+    use_text(app, text)
+    assert not app.exception
+    assert app.error[0].value.replace("\\", "") == (
+        "The set 'mine.jsonl' is missing: give its file."
+    )
+    assert app.button(key="study-start").disabled and "This file is not here" in said(app)
+    rows = [
+        {"context": f"Text {number}.", "question": "?", "answers": ["x"]} for number in range(3)
+    ]
+    lines = "\n".join(json.dumps(row) for row in rows).encode()
+    app.session_state["study_sets"] = {"mine.jsonl": lines, "other.jsonl": lines}
+    app.run()
+    assert not app.exception and not app.error
+    fields = [field for field in app.number_input if field.label == "Prompts, of 3"]
+    assert [field.value for field in fields] == [3, 3]  # all of them, and not more than there are
+    shorter = json.dumps(rows[0]).encode()
+    app.session_state["study_sets"] = {"mine.jsonl": shorter, "other.jsonl": lines}
+    app.run()
+    assert not app.exception and not app.error
+    assert [field.value for field in app.number_input if field.label == "Prompts, of 1"] == [1]
+
+
+def test_as_many_prompts_as_a_specification_may_have(home: Path, open_at: Open) -> None:
+    app = open_at("studies")
+    text = """model = "demo"
+ratios = [0.5]
+tasks = [{ task = "passkey", count = 200000, options = { length = [200] } }]
+policies = [{ policy = "snapkv" }]
+"""
+    use_text(app, text)
+    assert not app.exception
+    assert [field.value for field in app.number_input if field.label == "Prompts"] == [200_000]
 
 
 def test_a_study_starts_as_a_job_and_shows_itself(home: Path, open_at: Open) -> None:
