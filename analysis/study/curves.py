@@ -9,10 +9,12 @@ import numpy as np
 from analysis.comparison import lines_alt
 from analysis.figure import Axis, Figure, Note, Series
 from analysis.study.rows import ALL_TASKS, FULL, VALUES, Place, Study, size_words
+from analysis.words import number
 
 FULL_SERIES = Series("full cache", "#7F7F7F", "dot")
 BAND = "band: 95% of means over prompts drawn again (bootstrap)"
 MOST_BANDS = 4  # more of them cover one another
+LITTLE = 0.5  # a full cache that scores less leaves little to lose
 
 SIZE_NOTE = Note(
     "How much is lost as more is evicted. A line that stays up longer keeps more; where bands "
@@ -82,7 +84,10 @@ def over_size(
     if not told and len(sized) > MOST_BANDS:
         told = f"Bands appear with at most {MOST_BANDS} policies"
     failed = _failures(study, task, shown)
-    parts = [f"{task[0].upper()}{task[1:]}", told, failed, study.words(task)]
+    little = ""
+    if value == "score" and means[whole] < LITTLE:
+        little = f"The full cache itself scores {number(means[whole])}: little can be lost here"
+    parts = [f"{task[0].upper()}{task[1:]}", told, little, failed, study.words(task)]
     return Figure(
         "lines",
         f"{facts.label[0].upper()}{facts.label[1:]} over {_size_label(study)}",

@@ -53,6 +53,8 @@ def show() -> None:
 def _as_text(spec: StudySpec | None) -> None:
     """The specification to read, to keep and to paste; the command runs the same file."""
     st.caption("The same file runs without the page: `python -m backend study study.toml`.")
+    if spec is None:
+        st.caption("The form holds the mistake named above; a text that is used here replaces it.")
     text = st.text_area(
         "Specification",
         spec.to_toml() if spec is not None else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -10,7 +11,7 @@ from backend.spec import PromptError
 from backend.study.entries import MOST_PROMPTS, StudyError
 from backend.study.scores import SCORES
 from backend.study.sets import read_set
-from backend.study.tasks import TASKS, Option, Task
+from backend.study.tasks import TASKS, Example, Option, Task
 from backend.uploads import EXTENSIONS
 from pages.parts import study_draft
 from pages.parts.study_draft import Draft, key
@@ -131,7 +132,8 @@ def _set(index: int, entry: dict[str, Any]) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.markdown(f"**{plain(entry['set'])}**", width="stretch")
         if data is not None:
-            rows = len(read_set(data, entry["set"]))
+            examples = read_set(data, entry["set"])
+            rows = len(examples)
             count = st.number_input(
                 f"Prompts, of {rows:,}",
                 1,
@@ -145,8 +147,22 @@ def _set(index: int, entry: dict[str, Any]) -> None:
             else:
                 entry["count"] = int(count)
         _head(index, "this set")
-    if data is None:
+    if data is not None:
+        st.caption(plain(_recognised(examples)))
+    else:
         st.caption("This file is not here: upload it below, under the same name.")
+
+
+def _recognised(examples: Sequence[Example]) -> str:
+    """How the rows of a set will be scored, and how long their answers may be."""
+    compared = sum(not example.answers for example in examples)
+    labels = list(dict.fromkeys(SCORES[one.scoring].label for one in examples if one.answers))
+    words = [f"scored by {', '.join(labels)}"] if labels else []
+    if compared:
+        words.append(f"{some(compared, 'prompt')} without answers, compared with the full cache")
+    longest = max(example.max_new_tokens for example in examples)
+    text = "; ".join([*words, f"answers of at most {longest:,} tokens"])
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _upload() -> None:
@@ -169,6 +185,7 @@ def _upload() -> None:
             f"{shorten(first.context, 80)} {shorten(first.question, 60)}"
         )
     )
+    st.caption(plain(_recognised(examples)))
     st.button(
         "Add this set",
         key=key("add-set"),

@@ -174,6 +174,7 @@ policies = [{ policy = "snapkv" }]
     assert not app.exception and not app.error
     fields = [field for field in app.number_input if field.label == "Prompts, of 3"]
     assert [field.value for field in fields] == [3, 3]  # all of them, and not more than there are
+    assert "Scored by F1; answers of at most 128 tokens." in said(app).replace("\\", "")
     shorter = json.dumps(rows[0]).encode()
     app.session_state["study_sets"] = {"mine.jsonl": shorter, "other.jsonl": lines}
     app.run()

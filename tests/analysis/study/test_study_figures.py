@@ -37,6 +37,18 @@ def test_a_policy_of_its_own_size_is_a_point():
     assert figure.series[int(figure.arrays["point_series"][0])].name == "LagKV"
 
 
+def test_the_caption_says_when_the_full_cache_fails_and_how_tasks_are_averaged():
+    # task a: 0.5 over two prompts, task b: 0 over one; each counts the same, so 0.25
+    rows = curve("full", "a", {0: [1, 0]}) + curve("full", "b", {0: [0]})
+    rows += curve("snapkv", "a", {0.5: [0, 0]}) + curve("snapkv", "b", {0.5: [0]})
+    caption = curves.over_size(study(rows, ratios=[0.5])).caption
+    assert "The full cache itself scores 0.25: little can be lost here" in caption
+    assert "3 prompts of 2 tasks that count alike" in caption
+    whole = curve("full", "a", {0: [1]}) + curve("snapkv", "a", {0.5: [0]})
+    caption = curves.over_size(study(whole, ratios=[0.5])).caption
+    assert "The full cache itself" not in caption and "count alike" not in caption
+
+
 def test_the_front_by_hand():
     # (1, .2) and (2, .8) are on it; (2, .5) and (3, .8) are beaten, (4, .9) is the best score
     costs_, scores = np.array([1, 2, 2, 3, 4.0]), np.array([0.2, 0.5, 0.8, 0.8, 0.9])
