@@ -137,9 +137,8 @@ def draw_lines(drawn: go.Figure, figure: Figure) -> None:
             name=escaped(series.name),
             mode=_line_mode(lines.shape[1]),
             line={"color": colour, "dash": series.dash or series_dash(index), "width": 1.6},
-            marker={"symbol": index % 8}
-            if lines.shape[1] == 1
-            else None,  # no line tells them apart
+            # of a single point no line shows which it is
+            marker={"symbol": index % 8} if lines.shape[1] == 1 else None,
             hovertemplate=f"%{{y:{form}}}",
         )
     unified = len(figure.series) <= 8 and not len(points)

@@ -158,8 +158,8 @@ def _too_long(spec: StudySpec, sets: Mapping[str, bytes], limit: int | None) -> 
     if limit is None:
         return ""
     for task in spec.tasks:
-        answer = task.max_new_tokens or (_answer(task, spec.seed) if not task.set else 0)
         if not task.set:
+            answer = task.max_new_tokens or _answer(task, spec.seed)
             length = max(task.options["length"])
             if length + answer > limit:
                 return (
