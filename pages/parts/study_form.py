@@ -24,12 +24,12 @@ MEASURE_WORDS = {
 def show(draft: Draft) -> None:
     """The form; every change is taken into the draft at once."""
     draft["problem"] = ""
-    left, right = st.columns(2, gap="medium")
-    with left:
-        _general(draft)
-        _policies(draft)
-    with right:
-        study_tasks.show(draft)
+    with st.grid(2, min_column_width=380, gap="medium"):
+        with st.container():
+            _general(draft)
+            _policies(draft)
+        with st.container():
+            study_tasks.show(draft)
 
 
 def start_from() -> None:
