@@ -28,7 +28,7 @@ types: $(VENV)/.installed-dev ## mypy
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev chromium ## all tests, in a real browser too
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 browser: $(VENV)/.installed-dev chromium ## only the tests that drive a browser
 	$(BIN)/python -m pytest -m browser

@@ -88,7 +88,6 @@ def overview(
         markers=markers,
         caption=caption[0].upper() + caption[1:],
         alt=_grid_alt(grid, label, when),
-        pickable=True,
         note=OVERVIEW_NOTE,
         provenance=provenance(capture, figure="overview", measure=measure, step=step),
     )

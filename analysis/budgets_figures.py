@@ -208,7 +208,6 @@ def head_budgets(
             else ColourScale("share of the context kept", (0.0, 1.0))
         ),
         markers=markers,
-        pickable=True,
         caption=f"{of}. {captures_words(captures)}.",
         alt=f"Entries per head from {number(float(z.min()))} to {number(float(z.max()))}.",
         note=HEADS_NOTE,

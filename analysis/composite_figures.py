@@ -53,7 +53,6 @@ def composite_matrix(
         {"z": shown},
         colour=ColourScale("original position", (0.0, float(max(1, composed.context - 1)))),
         markers=() if chosen is None else (Marker("y", y=chosen, selected=True),),
-        pickable=shown.size <= 4096,
         caption=(
             f"Slots {first:,} to {first + len(shown) - 1:,} of {kept:,} kept in layer {layer}; "
             f"{int(alike.sum())} of these hold one and the same token in every head. "

@@ -128,7 +128,6 @@ def layer_head_grid(
         markers=()
         if selected is None
         else (Marker("cell", selected[1], selected[0], selected=True),),
-        pickable=True,
         caption=(
             f"{what[0].upper()}{what[1:]} after step {step:,}.{left_out} "
             f"{budget_words(policies)}; {source_words(capture)}."

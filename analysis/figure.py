@@ -148,7 +148,6 @@ class Figure:
     categories: tuple[Category, ...] = ()  # of a raster or text; the legend lists those that occur
     markers: tuple[Marker, ...] = ()
     point_text: tuple[str, ...] = ()  # of each scatter point or token, shown as it is
-    pickable: bool = False  # a small heatmap whose cells the reader may click
     caption: str = ""
     alt: str = ""
     note: Note | None = None

@@ -40,7 +40,8 @@ def from_dict(told: Mapping[str, Any]) -> Figure:
             "figure again."
         )
     try:
-        parts = {name: value for name, value in told.items() if name != "format"}
+        known = {field.name for field in dataclasses.fields(Figure)}
+        parts = {name: value for name, value in told.items() if name in known}
         parts["x"], parts["y"] = (_axis(parts[name]) for name in ("x", "y"))
         parts["arrays"] = {name: _array(value) for name, value in parts["arrays"].items()}
         for name, kind in _PARTS.items():

@@ -163,7 +163,6 @@ def mri_by_head(
         {"z": z.astype(np.float32)},
         colour=ColourScale(unit, (0.0 if measure == "share" else 1.0, top)),
         markers=markers,
-        pickable=True,
         caption=(
             f"{label[0].upper()}{label[1:]}{'' if len(values) == 1 else ', the mean of the runs'}. "
             f"{captures_words(same_model(captures))}."

@@ -267,7 +267,6 @@ def union_sizes(
         {"z": sizes.astype(np.float32)},
         colour=ColourScale("entries", (0.0, float(top))),
         markers=markers,
-        pickable=True,
         caption=(
             f"{partition_words(parts)}. Mean {number(float(sizes.mean()))} entries stored, at most "
             f"B + 1 = {parts.budget + 1:,} where anything is selected. {source_words(capture)}."

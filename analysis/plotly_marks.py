@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from analysis.colours import series_colour, series_dash, series_pattern
 from analysis.figure import Axis, ColourScale, Figure
 from analysis.geometry import places, spacing
+from analysis.plotly_spec import Spec
 from analysis.words import number
 
 PLACES_ACROSS, PLACES_UP = 160, 70  # points nearer than this cover each other on the screen
@@ -24,7 +25,7 @@ def escaped(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
-def draw_heatmap(drawn: go.Figure, figure: Figure) -> None:
+def draw_heatmap(spec: Spec, figure: Figure) -> None:
     """Add the traces of a heatmap."""
     scale = figure.colour
     assert scale is not None
@@ -44,12 +45,13 @@ def draw_heatmap(drawn: go.Figure, figure: Figure) -> None:
         f"{hover_line(figure.y, 'y', y[1])}<br>{hover_line(figure.x, 'x', x[1])}<br>"
         f"{escaped(scale.label)} <b>{value}</b><extra></extra>"
     )
-    drawn.add_heatmap(
+    spec.add(
+        "heatmap",
         x0=x[0],
         dx=x[1],
         y0=y[0],
         dy=y[1],
-        colorscale=scale.name,
+        colorscale=_colours(scale.name),
         colorbar=_colour_bar(scale),
         hovertemplate=template,
         hoverongaps=False,
@@ -57,17 +59,6 @@ def draw_heatmap(drawn: go.Figure, figure: Figure) -> None:
         ygap=0,
         **shown,
     )
-    if figure.pickable:  # Streamlit reports clicks on points, never on heatmap cells
-        rows, columns = np.nonzero(~np.isnan(z))
-        drawn.add_scatter(
-            x=x[0] + columns * x[1],
-            y=y[0] + rows * y[1],
-            customdata=z[rows, columns],
-            mode="markers",
-            marker={"size": 22, "symbol": "square", "opacity": 0},
-            hovertemplate=template.replace("%{z:", "%{customdata:"),
-            showlegend=False,
-        )
 
 
 def number_format(values: np.ndarray) -> str:
@@ -103,6 +94,14 @@ def _colour_bar(scale: ColourScale) -> dict[str, Any]:
     return bar
 
 
+@functools.lru_cache(maxsize=8)
+def _colours(name: str) -> list[list[Any]]:
+    """A colour scale by its name in Plotly for Python; the browser knows fewer of them."""
+    from plotly.colors import get_colorscale
+
+    return get_colorscale(name)
+
+
 def _power(exponent: int) -> str:
     """A power of ten as a reader would write it: 100, 0.01, 10⁻⁵."""
     if -3 <= exponent <= 5:
@@ -110,7 +109,7 @@ def _power(exponent: int) -> str:
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def draw_lines(drawn: go.Figure, figure: Figure) -> None:
+def draw_lines(spec: Spec, figure: Figure) -> None:
     """Add the traces of lines with their bands."""
     lines = figure.arrays["y"]
     x = _values(figure.x, lines.shape[1])
@@ -118,20 +117,22 @@ def draw_lines(drawn: go.Figure, figure: Figure) -> None:
     form = number_format(lines)
     for index, series in enumerate(figure.series):
         if (points == index).any():
-            _draw_points(drawn, figure, index)
+            _draw_points(spec, figure, index)
             continue
         colour = series.colour or series_colour(index)
         if "low" in figure.arrays:
             edge = {"x": x, "mode": "lines", "hoverinfo": "skip", "showlegend": False}
-            drawn.add_scatter(y=_float(figure.arrays["low"][index]), line={"width": 0}, **edge)
-            drawn.add_scatter(
+            spec.add("scatter", y=_float(figure.arrays["low"][index]), line={"width": 0}, **edge)
+            spec.add(
+                "scatter",
                 y=_float(figure.arrays["high"][index]),
                 line={"width": 0},
                 fill="tonexty",
                 fillcolor=_faded(colour),
                 **edge,
             )
-        drawn.add_scatter(
+        spec.add(
+            "scatter",
             x=x,
             y=_float(lines[index]),
             name=escaped(series.name),
@@ -142,13 +143,13 @@ def draw_lines(drawn: go.Figure, figure: Figure) -> None:
             hovertemplate=f"%{{y:{form}}}",
         )
     unified = len(figure.series) <= 8 and not len(points)
-    drawn.update_layout(
-        hovermode="x unified" if unified else "closest",
-        showlegend=len(figure.series) > 1,
-    )
+    spec.layout |= {
+        "hovermode": "x unified" if unified else "closest",
+        "showlegend": len(figure.series) > 1,
+    }
 
 
-def _draw_points(drawn: go.Figure, figure: Figure, index: int) -> None:
+def _draw_points(spec: Spec, figure: Figure, index: int) -> None:
     """The points of one series, upon the lines of the others; those that would cover each other
     are drawn as one, which says how many it stands for."""
     own = np.flatnonzero(figure.arrays["point_series"] == index)
@@ -164,7 +165,8 @@ def _draw_points(drawn: go.Figure, figure: Figure, index: int) -> None:
         else [],
         dtype=object,
     )
-    drawn.add_scatter(
+    spec.add(
+        "scatter",
         x=_float(figure.arrays["point_x"][taken]),
         y=_float(figure.arrays["point_y"][taken]),
         mode="markers",
@@ -199,13 +201,14 @@ def _apart(figure: Figure, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first[order], count[order]
 
 
-def draw_area(drawn: go.Figure, figure: Figure) -> None:
+def draw_area(spec: Spec, figure: Figure) -> None:
     """Add the layers of an area, the first at the bottom."""
     heights = figure.arrays["y"]
     x, form = _values(figure.x, heights.shape[1]), number_format(heights)
     for index, series in enumerate(figure.series):
         colour = series.colour or series_colour(index)
-        drawn.add_scatter(
+        spec.add(
+            "scatter",
             x=x,
             y=_float(heights[index]),
             name=escaped(series.name),
@@ -222,7 +225,7 @@ def draw_area(drawn: go.Figure, figure: Figure) -> None:
             },
             hovertemplate=f"%{{y:{form}}}",
         )
-    drawn.update_layout(hovermode="x unified", showlegend=len(figure.series) > 1)
+    spec.layout |= {"hovermode": "x unified", "showlegend": len(figure.series) > 1}
 
 
 def _line_mode(points: int) -> str:
@@ -230,13 +233,14 @@ def _line_mode(points: int) -> str:
     return "markers" if points == 1 else "lines+markers" if points <= 12 else "lines"
 
 
-def draw_bars(drawn: go.Figure, figure: Figure) -> None:
+def draw_bars(spec: Spec, figure: Figure) -> None:
     """Add the traces of bars side by side or stacked."""
     heights = figure.arrays["y"]
     x, form = _values(figure.x, heights.shape[1]), number_format(heights)
     stacked = figure.mark == "stacked_bars"
     for index, series in enumerate(figure.series):
-        drawn.add_bar(
+        spec.add(
+            "bar",
             x=x,
             y=_float(heights[index]),
             name=escaped(series.name),
@@ -252,15 +256,15 @@ def draw_bars(drawn: go.Figure, figure: Figure) -> None:
             },
             hovertemplate=f"%{{y:{form}}}",
         )
-    drawn.update_layout(
-        barmode="stack" if stacked else "group",
-        bargap=0 if heights.shape[1] > 64 else 0.15,
-        hovermode="x unified",
-        showlegend=len(figure.series) > 1,
-    )
+    spec.layout |= {
+        "barmode": "stack" if stacked else "group",
+        "bargap": 0 if heights.shape[1] > 64 else 0.15,
+        "hovermode": "x unified",
+        "showlegend": len(figure.series) > 1,
+    }
 
 
-def draw_scatter(drawn: go.Figure, figure: Figure) -> None:
+def draw_scatter(spec: Spec, figure: Figure) -> None:
     """Add the traces of a scatter."""
     x, y = _float(figure.arrays["x"]), _float(figure.arrays["y"])
     text = np.array([escaped(entry) for entry in figure.point_text], dtype=object)
@@ -272,7 +276,7 @@ def draw_scatter(drawn: go.Figure, figure: Figure) -> None:
             low, high = figure.colour.range
             marker |= {
                 "color": _float(figure.arrays["colour"][taken]),
-                "colorscale": figure.colour.name,
+                "colorscale": _colours(figure.colour.name),
                 "cmin": low,
                 "cmax": high,
                 "showscale": index == 0,
@@ -281,7 +285,8 @@ def draw_scatter(drawn: go.Figure, figure: Figure) -> None:
         else:
             own = figure.series[index].colour if figure.series else None
             marker["color"] = own or series_colour(index)
-        drawn.add_scatter(
+        spec.add(
+            "scatter",
             x=x[taken],
             y=y[taken],
             mode="markers",
@@ -292,7 +297,7 @@ def draw_scatter(drawn: go.Figure, figure: Figure) -> None:
             + f"{escaped(figure.x.name)} %{{x:.3~g}}<br>{escaped(figure.y.name)} %{{y:.3~g}}"
             + "<extra></extra>",
         )
-    drawn.update_layout(showlegend=len(figure.series) > 1)
+    spec.layout["showlegend"] = len(figure.series) > 1
 
 
 def _float(values: np.ndarray) -> np.ndarray:

@@ -8,37 +8,37 @@ made of bars, the only trace whose legend shows a hatch.
 from __future__ import annotations
 
 import numpy as np
-import plotly.graph_objects as go
 
 from analysis.colours import Category
 from analysis.figure import Figure
 from analysis.geometry import spacing
 from analysis.plotly_marks import escaped, hover_line
+from analysis.plotly_spec import Spec
 
 # With more cells than pixels a browser leaves some out: the hatch is no finer than a small card.
 FINE_ROWS, FINE_COLUMNS = 260, 330
 LETTER_ROWS, LETTER_COLUMNS = 22, 40  # cells large enough for their letter
-WORDED_CELLS = 12_000  # more of them answer the hover with the letter alone
+WORDS = "words"  # in a trace's `meta`: what the hover says of a cell, by its number
 SHADES = (0.5, 0.75, 1.0)  # of a cell of which up to a quarter, a half, all is its category
 INK, GROUND = 0.85, 0.26  # the lines of a hatch and what lies between them
 LETTERED = 0.5  # behind a letter
 _FLAT = "rgba(0,0,0,0)"
 
 
-def draw_raster(drawn: go.Figure, figure: Figure) -> None:
+def draw_raster(spec: Spec, figure: Figure) -> None:
     """Add the traces of a raster."""
     codes = figure.arrays["codes"]
     lettered = codes.shape[0] <= LETTER_ROWS and codes.shape[1] <= LETTER_COLUMNS
-    _picture(drawn, figure, lettered)
-    _answers(drawn, figure, lettered)
+    _picture(spec, figure, lettered)
+    _answers(spec, figure, lettered)
     present = np.unique(codes)
     for code, category in enumerate(figure.categories, start=1):
         if code in present:
-            _legend_entry(drawn, category)
-    drawn.update_layout(showlegend=True, barmode="overlay")
+            _legend_entry(spec, category)
+    spec.layout |= {"showlegend": True, "barmode": "overlay"}
 
 
-def _picture(drawn: go.Figure, figure: Figure, lettered: bool) -> None:
+def _picture(spec: Spec, figure: Figure, lettered: bool) -> None:
     codes = figure.arrays["codes"]
     rows, columns = codes.shape
     down = 1 if lettered else max(1, FINE_ROWS // max(1, rows))
@@ -52,7 +52,8 @@ def _picture(drawn: go.Figure, figure: Figure, lettered: bool) -> None:
                 tones = (LETTERED, LETTERED)
             palette += [_rgba(category.colour, tone * shade) for tone in tones]
     x, y = spacing(figure.x, columns), spacing(figure.y, rows)
-    drawn.add_heatmap(
+    spec.add(
+        "heatmap",
         z=indices,
         x0=x[0] - x[1] / 2 + x[1] / across / 2,
         dx=x[1] / across,
@@ -94,19 +95,16 @@ def _line(hatch: str, row: np.ndarray, column: np.ndarray) -> np.ndarray:
     return (row % 4 < 1) & (column % 4 < 1)
 
 
-def _answers(drawn: go.Figure, figure: Figure, lettered: bool) -> None:
+def _answers(spec: Spec, figure: Figure, lettered: bool) -> None:
     """The invisible heatmap that says what a cell is, and shows its letter where it fits."""
-    codes = figure.arrays["codes"]
+    codes, kinds = figure.arrays["codes"], figure.categories
     x, y = spacing(figure.x, codes.shape[1]), spacing(figure.y, codes.shape[0])
-    letters = ["", *(escaped(category.letter) for category in figure.categories)]
-    words = ["not there yet"]
-    words += [f"{escaped(kind.letter)} {escaped(kind.label)}" for kind in figure.categories]
-    worded = codes.size <= WORDED_CELLS
-    answers = np.array(words if worded else ["–", *letters[1:]])[codes]
+    letters = ["", *(escaped(category.letter) for category in kinds)]
     shown = {}
     if lettered:
         shown = {"text": np.array(letters)[codes], "texttemplate": "%{text}"}
-    drawn.add_heatmap(
+    spec.add(
+        "heatmap",
         z=codes,
         x0=x[0],
         dx=x[1],
@@ -118,14 +116,23 @@ def _answers(drawn: go.Figure, figure: Figure, lettered: bool) -> None:
             f"{hover_line(figure.y, 'y', y[1])}<br>{hover_line(figure.x, 'x', x[1])}<br>"
             "<b>%{hovertext}</b><extra></extra>"
         ),
+        meta={
+            WORDS: ["not there yet", *(f"{escaped(k.letter)} {escaped(k.label)}" for k in kinds)]
+        },
         **shown,
     )
-    # Checked, these texts become objects that are copied one by one whenever the figure is.
-    drawn.data[-1]._props["hovertext"] = answers
 
 
-def _legend_entry(drawn: go.Figure, category: Category) -> None:
-    drawn.add_bar(
+def spell_out(spec: Spec) -> None:
+    """Give each cell of the rasters the words of its category, where nobody else does that."""
+    for trace in spec.traces:
+        if WORDS in trace.get("meta", {}):
+            trace["hovertext"] = np.array(trace["meta"][WORDS])[trace["z"]]
+
+
+def _legend_entry(spec: Spec, category: Category) -> None:
+    spec.add(
+        "bar",
         x=[None],
         y=[None],
         name=f"{escaped(category.letter)} {escaped(category.label)}",

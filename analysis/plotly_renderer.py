@@ -8,9 +8,7 @@ goes through `escaped`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from analysis.colours import SELECTED
 from analysis.figure import Axis, Figure, Marker
@@ -23,14 +21,18 @@ from analysis.plotly_marks import (
     draw_scatter,
     escaped,
 )
-from analysis.plotly_raster import draw_raster
+from analysis.plotly_raster import draw_raster, spell_out
+from analysis.plotly_spec import Spec
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 FONT = '"Source Sans 3", "Source Sans Pro", "Segoe UI", sans-serif'
 THEMES = {
     "light": {"text": "#31333F", "grid": "rgba(49,51,63,0.14)", "ground": "#FFFFFF"},
     "dark": {"text": "#FAFAFA", "grid": "rgba(250,250,250,0.18)", "ground": "#0E1117"},
 }
-DRAW: dict[str, Callable[[go.Figure, Figure], None]] = {
+DRAW: dict[str, Callable[[Spec, Figure], None]] = {
     "heatmap": draw_heatmap,
     "raster": draw_raster,
     "lines": draw_lines,
@@ -48,6 +50,23 @@ def to_plotly(figure: Figure, *, theme: str = "light", height: int | None = None
     caption are left to the page. Raises ValueError for another theme, and for a text, which the
     page shows as text (`pages/parts/token_text.py`) and a file of its own as HTML (`text_html`).
     """
+    import plotly.graph_objects as go
+
+    spec = to_spec(figure, theme=theme, height=height)
+    spell_out(spec)
+    words = [trace.pop("hovertext", None) for trace in spec.traces]
+    drawn = go.Figure(data=spec.traces, layout={"template": go.layout.Template()} | spec.layout)
+    for trace, spelled in zip(drawn.data, words, strict=True):
+        if spelled is not None:  # checked, each word becomes an object that is copied on its own
+            trace._props["hovertext"] = spelled
+    return drawn
+
+
+def to_spec(figure: Figure, *, theme: str = "light", height: int | None = None) -> Spec:
+    """What Plotly is told, unchecked; the words of a raster's cells once, in its `meta`.
+
+    Takes and raises what `to_plotly` does.
+    """
     if figure.mark == "text":
         raise ValueError(f"figure {figure.title!r} is a text, which Plotly does not draw")
     if theme not in THEMES:
@@ -55,7 +74,6 @@ def to_plotly(figure: Figure, *, theme: str = "light", height: int | None = None
     colours = THEMES[theme]
     axes = ((figure.x, "x"), (figure.y, "y"))
     layout = {f"{name}axis": _axis(axis, figure, name, colours) for axis, name in axes} | {
-        "template": go.layout.Template(),
         "height": height or _height(figure),
         "margin": {"l": 8, "r": 8, "t": 32, "b": 8},
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -79,11 +97,13 @@ def to_plotly(figure: Figure, *, theme: str = "light", height: int | None = None
         "shapes": [_shape(marker, figure, colours) for marker in figure.markers],
         "uirevision": f"{figure.mark} {axis_limits(figure, 'x')} {axis_limits(figure, 'y')}",
     }
-    drawn = go.Figure(layout=layout)  # at once: every later update costs milliseconds
-    DRAW[figure.mark](drawn, figure)
+    spec = Spec(layout)
+    DRAW[figure.mark](spec, figure)
     if figure.mark == "raster":  # left alone, the letters contrast with what lies under the cells
-        drawn.update_traces(textfont={"color": colours["text"]}, selector={"type": "heatmap"})
-    return drawn
+        for trace in spec.traces:
+            if trace["type"] == "heatmap":
+                trace["textfont"] = {"color": colours["text"]}
+    return spec
 
 
 def _axis(axis: Axis, figure: Figure, name: str, colours: dict[str, str]) -> dict[str, Any]:

@@ -181,7 +181,6 @@ def recall_by_head(
         {"z": z},
         colour=ColourScale("recall", (0.0, 1.0)),
         markers=markers,
-        pickable=True,
         caption=(
             f"B = {budget:,}, window from {label}, of {what}; mean {number(float(np.nanmean(z)))}"
             f"{'' if len(ranked) == 1 else ' over the runs'}. "

@@ -24,21 +24,27 @@ from tests.app_server import AppServer
 from tests.chromium import SETTLED, chromium
 
 ROUNDS = 5
-# Two frames after the script's end: a figure that is being drawn holds the first one up.
+# The script has ended, no figure on the screen waits to be drawn, and two frames have passed.
 WAIT = """() => {
   const app = document.querySelector('[data-testid=stApp]');
   const state = () => app.getAttribute('data-test-script-state');
+  const undrawn = () => [...document.querySelectorAll('.kv-plot[data-waiting]')].some(figure => {
+    const {top, bottom} = figure.getBoundingClientRect();
+    return bottom > 0 && top < innerHeight;
+  });
   window.waited = new Promise(resolve => {
     let pressed = null, told = null;
     const press = () => { pressed = performance.now(); };
     document.addEventListener('keydown', press, {once: true, capture: true});
+    const drawn = () => undrawn() ? requestAnimationFrame(drawn)
+      : requestAnimationFrame(() => requestAnimationFrame(() =>
+        resolve({before: told - pressed, all: performance.now() - pressed})));
     const seen = new MutationObserver(() => {
       if (pressed === null) return;
       if (told === null && state() !== 'notRunning') told = performance.now();
       if (told !== null && state() === 'notRunning') {
         seen.disconnect();
-        requestAnimationFrame(() => requestAnimationFrame(() =>
-          resolve({before: told - pressed, all: performance.now() - pressed})));
+        requestAnimationFrame(drawn);
       }
     });
     seen.observe(app, {attributes: true, attributeFilter: ['data-test-script-state']});

@@ -14,10 +14,13 @@ SHOWN_MS = 60_000
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A browser on a loaded machine may miss a moment: one story gets a second chance, and the
-    report counts it as a rerun."""
-    for item in items:
-        if item.get_closest_marker("browser"):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+    report counts it as a rerun. The files with stories come first: they take longest, and at the
+    end one would keep a single worker busy."""
+    stories = [item for item in items if item.get_closest_marker("browser")]
+    for item in stories:
+        item.add_marker(pytest.mark.flaky(reruns=1))
+    long = {item.path for item in stories}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="module")  # while one is open, no other event loop can run in this thread

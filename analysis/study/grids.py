@@ -77,7 +77,6 @@ def needle(
         ),
         {"z": z},
         colour=ColourScale(facts.label, (low, high)),
-        pickable=True,
         caption=f"{task}; mean {mean}; {each} a cell.{grid.binned} {study.words(task)}.",
         alt=f"{facts.label} of {name}{at} over {len(depths)} depths and {len(lengths)} lengths; "
         f"mean {mean}.",

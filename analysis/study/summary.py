@@ -200,7 +200,6 @@ def difference_figure(study: Study, size: float | None, task: str = ALL_TASKS) -
         {"z": shown.astype(np.float32)},
         colour=ColourScale.centred("difference", finite.max() if len(finite) else 1.0),
         markers=outlined,
-        pickable=True,
         caption=f"{task[0].upper()}{task[1:]}, {at}. {told}, outlined. {study.words(task)}.",
         alt=f"Score differences between {len(names)} policies, {at}: {told}.",
         note=PAIRED_NOTE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -106,3 +107,4 @@ def heavy_imports() -> None:
         transformers = importlib.import_module("transformers")
         importlib.import_module("torch").set_num_threads(1)
         _ = transformers.AutoConfig, transformers.AutoTokenizer
+        gc.freeze()  # what was imported stays: no collection looks through it again

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,7 @@ import streamlit as st
 
 from analysis.figure import Figure, Note
 from analysis.tables import to_latex, to_markdown
-from pages.parts import drawn, export_view, selection, sheet_add
+from pages.parts import drawn, export_view, plot, selection, sheet_add
 from pages.parts.text import plain
 
 _FONT = '"Source Sans", sans-serif'  # the page's own
@@ -33,43 +34,28 @@ def figure_card(
 ) -> None:
     """Draw a figure; `on_cell` is called with row and column when a cell of a grid is clicked,
     `on_point` with x and y when a marked point is."""
-    from analysis.plotly_renderer import to_plotly
+    from analysis.plotly_renderer import to_spec
 
     with st.container(border=True, gap="xsmall", key=f"card-{key}"):
         st.markdown(f"**{plain(figure.title)}**")
-        plot = to_plotly(figure, theme=theme(), height=height)
-        plot.layout.font.family = _FONT
-        st.plotly_chart(
-            plot,
-            theme=None,
-            key=key,
-            on_select=_callback(key, on_cell, on_point),
-            selection_mode="points",
-            config={"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]},
-            alt=figure.alt or figure.title,
+        spec = to_spec(figure, theme=theme(), height=height)
+        spec.layout["font"]["family"] = _FONT
+        plot.plot(
+            spec, key=key, alt=figure.alt or figure.title, on_point=_clicked(on_cell, on_point)
         )
         if figure.caption:
             st.caption(plain(figure.caption))
         actions(figure.table, key=key, name=key, link_values=link_values, figure=figure)
 
 
-def _callback(
-    key: str,
+def _clicked(
     on_cell: Callable[[int, int], None] | None,
     on_point: Callable[[float, float], None] | None,
-) -> Any:
-    """What Streamlit is told to do with a click, "ignore" where nothing comes of one."""
-    if on_cell is None and on_point is None:
-        return "ignore"
-
-    def clicked() -> None:
-        points = st.session_state[key].selection.points
-        if points and on_cell is not None:
-            on_cell(int(points[0]["y"]), int(points[0]["x"]))
-        elif points and on_point is not None:
-            on_point(float(points[0]["x"]), float(points[0]["y"]))
-
-    return clicked
+) -> Callable[[float, float], None] | None:
+    """What is done with the x and y of a click."""
+    if on_cell is None:
+        return on_point
+    return lambda x, y: on_cell(int(y), int(x))
 
 
 def how_to_read(notes: Mapping[str, str | Note]) -> None:
@@ -102,11 +88,28 @@ def actions(
         if figure is not None:
             export_view.popover(figure, key=key, name=name, link_values=link_values)
             sheet_add.button(figure, key=key, link_values=link_values)
-        with st.popover("Data", icon=":material/download:", type="tertiary", key=f"data-{key}"):
-            downloads(table, key=key, name=name, title=figure.title if figure else "")
-        with st.popover("Link", icon=":material/link:", type="tertiary", key=f"link-{key}"):
-            st.caption("This address opens this view.")
-            st.code(selection.link(link_values), language=None, wrap_lines=True)
+        with _opened("Data", "download", f"data-{key}") as shown:
+            if shown:
+                downloads(table, key=key, name=name, title=figure.title if figure else "")
+        with _opened("Link", "link", f"link-{key}") as shown:
+            if shown:
+                st.caption("This address opens this view.")
+                st.code(selection.link(link_values), language=None, wrap_lines=True)
+
+
+@contextmanager
+def _opened(label: str, icon: str, key: str) -> Iterator[bool]:
+    """A popover, and whether the reader has opened it: behind a closed one there is nothing, for
+    every button of it would be made and sent with each step of a slider."""
+    shown = st.popover(
+        label,
+        icon=f":material/{icon}:",
+        type="tertiary",
+        key=key,
+        on_change="rerun",
+    )
+    with shown:
+        yield bool(shown.open)
 
 
 def downloads(table: Callable[[], pd.DataFrame], *, key: str, name: str, title: str = "") -> None:

@@ -221,7 +221,7 @@ def test_grids_hold_shares_and_differences_of_counts(open_capture: Opener) -> No
     for step in (0, 7, T):
         grid = kept_grid(capture, first, step, selected=(1, 0))
         np.testing.assert_allclose(grid.arrays["z"], first.counts(step) / (P + step), rtol=1e-6)
-        assert grid.pickable and grid.colour is not None and grid.colour.range == (0.0, 1.0)
+        assert grid.colour is not None and grid.colour.range == (0.0, 1.0)
         np.testing.assert_array_equal(counts_over_steps(first)[:, :, step], first.counts(step))
         difference = kept_difference(capture, first, second, step)
         expected = first.counts(step) - second.counts(step)

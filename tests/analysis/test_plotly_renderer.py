@@ -12,7 +12,8 @@ import pytest
 from analysis.colours import Category
 from analysis.figure import Axis, ColourScale, Figure, Marker, Series
 from analysis.plotly_marks import escaped, number_format
-from analysis.plotly_renderer import to_plotly
+from analysis.plotly_renderer import to_plotly, to_spec
+from analysis.plotly_spec import to_json
 from analysis.pooling import pool_codes
 
 HOSTILE = ("<b>bold</b>", "<script>alert(1)</script>", "$x^2$", "%{z}", "&amp;", "⏎", "␣the")
@@ -126,13 +127,6 @@ def test_token_ticks_are_shown_as_text() -> None:
     assert layout["xaxis"]["ticktext"] == [escaped(text) for text in HOSTILE[:4]]
 
 
-def test_clickable_cells_carry_points_where_a_cell_exists() -> None:
-    traces = sent(to_plotly(figure("heatmap", pickable=True)))["data"]
-    assert [trace["type"] for trace in traces] == ["heatmap", "scatter"]
-    places = set(zip(array(traces[1]["x"]), array(traces[1]["y"]), strict=True))
-    assert places == {(x, y) for y in range(4) for x in range(y + 1)}
-
-
 def palette_of(trace: dict[str, Any]) -> list[str]:
     """The colour of each number of a raster's picture."""
     return [colour for _, colour in trace["colorscale"][::2]]
@@ -179,11 +173,42 @@ def test_small_cells_are_hatched_and_paler_where_they_share_a_cell() -> None:
     assert dx * z.shape[1] == pytest.approx(100)
 
 
-def test_a_raster_of_4224_positions_and_129_steps_is_sent_in_less_than_1_mb() -> None:
+def test_a_raster_of_4224_positions_and_129_steps_is_sent_in_less_than_half_a_mb() -> None:
     codes = np.random.default_rng(0).integers(0, 3, (129, 4224), dtype=np.uint8)
     pooled = pool_codes(codes, 240, 320)
     drawn = figure("raster", arrays={"codes": pooled.codes, "share": pooled.share})
-    assert len(to_plotly(drawn).to_json()) < 1_000_000
+    assert len(to_json(to_spec(drawn).traces)) < 500_000
+
+
+def test_what_a_page_is_sent_is_what_plotly_for_python_would_send() -> None:
+    for mark in MARKS:
+        spec = to_spec(figure(mark))
+        checked = sent(to_plotly(figure(mark)))
+        layout = {key: part for key, part in checked["layout"].items() if key != "template"}
+        assert same(json.loads(to_json(spec.layout)), {"shapes": []} | layout), mark
+        for plain, trace in zip(json.loads(to_json(spec.traces)), checked["data"], strict=True):
+            trace.pop("hovertext", None)
+            assert same(plain, trace), mark
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two parts say the same, however their arrays are written."""
+    if isinstance(one, dict) and "bdata" in one:
+        one = array(one)
+    if isinstance(other, dict) and "bdata" in other:
+        other = array(other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def test_numbers_that_are_none_are_sent_as_null() -> None:
+    spec = {"a": [np.float32(1.5), float("nan"), np.inf], "b": np.array(["x", "y"]), "c": (1, 2)}
+    assert json.loads(to_json(spec)) == {"a": [1.5, None, None], "b": ["x", "y"], "c": [1, 2]}
 
 
 def test_bands_lie_under_their_line_and_markers_become_shapes() -> None:

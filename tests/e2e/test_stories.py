@@ -131,7 +131,7 @@ def test_explore_the_sample(reader: Reader) -> None:
     expect(page.get_by_text("Attention, layer 1, head 0")).to_be_visible()
 
     reader.settle()
-    charts = page.locator("[data-testid=stPlotlyChart]")
+    charts = page.locator(".kv-plot")
     names = charts.evaluate_all("charts => charts.map(chart => chart.getAttribute('aria-label'))")
     assert len(names) == 4 and all(len(name) > 20 for name in names)
 

@@ -34,6 +34,7 @@ from pages.parts import (
 from pages.parts.policy_slots import Budget
 from pages.parts.text import size
 from tests.pages.conftest import FIRST, ROOT, RUN, Open
+from tests.pages.plots import plots
 from tests.synthetic import Synthetic
 
 DEFAULT = ["streaming_llm", "h2o", "snapkv", "lazyeviction"]
@@ -404,7 +405,7 @@ def test_every_panel_shows_what_is_replayed(two_runs: Path, open_page: Open) -> 
     for panel, count in charts.items():
         app.segmented_control(key="panel").set_value(panel).run()
         assert not app.exception and not app.error and not app.warning
-        assert len(app.get("plotly_chart")) == count
+        assert len(plots(app)) == count
         assert "How to read it" in [element.value for element in app.subheader]
     assert not backstage.jobs().jobs()
     app.segmented_control(key="panel").set_value("Run it for real").run()

@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 from analysis.study import claims
 from pages.parts import sitemap
 from tests.pages.conftest import ROOT
+from tests.pages.plots import plots
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_every_claim_has_a_verdict_and_its_numbers(page: AppTest) -> None:
         page.selectbox(key="claim").set_value(claim.title).run()
         assert fine(page), claim.title
         assert len(page.dataframe[1].value) == len(claim.comparisons)
-        assert page.get("plotly_chart")
+        assert plots(page)
 
 
 def test_a_shipped_study_opens_in_the_form(page: AppTest) -> None:

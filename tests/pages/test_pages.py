@@ -15,6 +15,7 @@ from backend.jobs import JobSpec, JobState
 from pages.parts import backstage, jobs_view
 from pages.parts.text import plain
 from tests.pages.conftest import FIRST, HOSTILE, OTHER, ROOT, RUN, Open
+from tests.pages.plots import plots
 from tests.synthetic import Synthetic
 
 
@@ -126,7 +127,7 @@ def test_means_are_shown_at_once_where_they_are_cheap(two_runs: Path, open_page:
     for measure in ("entropy", "sink mass"):
         app = open_page("attention", run=RUN, layer="mean", head="mean", measure=measure)
         assert not app.exception and not app.error
-        assert len(app.get("plotly_chart")) == 4
+        assert len(plots(app)) == 4
 
 
 def test_a_hostile_title_is_shown_as_it_was_typed(two_runs: Path, open_page: Open) -> None:

@@ -13,6 +13,7 @@ from cache_store.writer import DerivedWriter
 from kvpolicies.choice import canonical
 from pages.parts import backstage
 from tests.pages.conftest import Open
+from tests.pages.plots import plots
 from tests.synthetic import Synthetic
 
 # Runs of their own: what a server remembers of a run, it remembers for all tests of a process.
@@ -43,7 +44,7 @@ def test_every_panel_of_recurrence_shows_something(made: Synthetic, open_at: Ope
     for panel in PANELS:
         app.segmented_control(key="recurrence").set_value(panel).run()
         assert fine(app)
-        assert app.get("plotly_chart")
+        assert plots(app)
         assert app.metric[0].label == "Proposed W"
 
 
@@ -52,7 +53,7 @@ def test_recall_shows_lines_and_offers_a_draft(made: Synthetic, open_at: Open) -
     app = open_at("recall", run=made.run_id, **asked)
     assert fine(app)
     assert app.title[0].value == "Which queries know what the response will need?"
-    assert len(app.get("plotly_chart")) == 3
+    assert len(plots(app)) == 3
     assert app.multiselect(key="recall_budgets").value == ["4", "9"]
     assert app.selectbox(key="recall_draft").value == "streaming_llm"
     assert "B = 7, window from 0" in said(app)
@@ -84,7 +85,7 @@ def test_recorded_drafts_are_drawn_compared_and_measured(
     draft(made, home, {"key": "h2o", "options": {"budget": 3}})
     app = open_at("recall", run=made.run_id, budgets="4", b="7")
     assert fine(app)
-    assert len(app.get("plotly_chart")) == 4  # the quality of the drafts as well
+    assert len(plots(app)) == 4  # the quality of the drafts as well
     assert "lookahead of 8 on SnapKV, budget 7: “w0 w1" in said(app)
     assert "on H2O" not in said(app)
     app.multiselect(key="recall_compared").set_value(["h2o(budget=3):8"]).run()
@@ -141,7 +142,7 @@ def test_budgets_follow_the_ratio(made: Synthetic, open_at: Open) -> None:
     app = open_at("budgets", run=made.run_id, ratio="0.5")
     assert fine(app)
     assert app.title[0].value == "How much does each layer deserve to keep?"
-    assert len(app.get("plotly_chart")) == 6
+    assert len(plots(app)) == 6
     # 20 tokens are context; half of all layers' slots stay
     assert f"{made.layers * 10} slots of 20 per layer" in said(app)
     app.slider(key="compression_ratio").set_value(0.75).run()
@@ -170,7 +171,7 @@ def test_a_total_below_the_floor_is_a_sentence(home: Path, open_at: Open) -> Non
     made.write(home)
     app = open_at("budgets", run=made.run_id, ratio="1")
     assert not app.exception and not app.error
-    assert not app.get("plotly_chart")
+    assert not plots(app)
 
 
 WRONG = {

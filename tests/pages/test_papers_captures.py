@@ -19,6 +19,7 @@ from pages.parts import (
     recurrence_view,
 )
 from tests.pages.conftest import Open
+from tests.pages.plots import plots
 from tests.synthetic import Synthetic
 
 # Runs of their own: what a server remembers of a run, it remembers for all tests of a process.
@@ -127,5 +128,5 @@ def test_every_panel_of_every_capture(run_id: str, open_at: Open, page: str) -> 
         assert not app.exception and not app.error, f"{panel}: {app.exception or app.error}"
         assert not app.warning, panel
         there = said(app)
-        figures = app.get("plotly_chart") or app.dataframe
+        figures = plots(app) or app.dataframe
         assert figures or any(words in there for words in SENTENCES), there

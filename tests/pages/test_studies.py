@@ -17,6 +17,7 @@ from cache_store import study_files
 from cache_store.study import TIMINGS
 from pages.parts import backstage
 from tests.pages.conftest import HOSTILE, Open
+from tests.pages.plots import plots
 
 SPEC: dict[str, Any] = {
     "title": "A small study",
@@ -216,7 +217,7 @@ def test_every_panel_shows_something(home: Path, open_at: Open, finished: int) -
     for panel in ("Score", "Needles", "Bytes", "Time", "Differences", "Options"):
         app.segmented_control(key="study_show").set_value(panel).run()
         assert fine(app), (panel, app.exception, app.error)
-        assert app.get("plotly_chart"), panel
+        assert plots(app), panel
 
 
 def test_failures_are_listed_with_their_reasons(home: Path, open_at: Open) -> None:
@@ -255,10 +256,10 @@ def test_a_needle_cell_shows_its_own_prompts(home: Path, open_at: Open) -> None:
 
 def test_some_of_the_policies_are_drawn(home: Path, open_at: Open) -> None:
     app = open_at("studies", study=made(home, 4), study_show="Needles")
-    assert len(app.get("plotly_chart")) == 4  # the full cache and three policies
+    assert len(plots(app)) == 4  # the full cache and three policies
     app.multiselect(key="study_policies").set_value(["SnapKV"]).run()
     assert fine(app)
-    assert len(app.get("plotly_chart")) == 2
+    assert len(plots(app)) == 2
 
 
 def test_a_run_that_is_captured_for_laq_has_its_lookahead(home: Path, open_at: Open) -> None:
