@@ -19,6 +19,7 @@ from kvpolicies.attention import attention_rows
 TINY = float(torch.finfo(torch.float32).tiny)
 HALF_MAX = float(torch.finfo(torch.float16).max)
 ROWS_AT_ONCE = 16  # attention rows computed together: 16 x heads x positions float32
+FEWEST_ROWS = 2
 SINK = 4
 RECENT = 32
 
@@ -38,8 +39,8 @@ class Recorder:
     The model's thread only notes what it saw; everything else (float16, attention rows, their
     statistics, the file) happens in the background thread, which alone touches the writer. States
     of every layer are stored. Attention rows of `stored_layers` come from the unrounded states:
-    those of the last `window` prompt tokens with their layer, those of generated tokens for 16
-    steps at a time. `begin` comes before each forward, `finish` after the last.
+    those of the last `window` prompt tokens with their layer, those of generated tokens for up to
+    16 steps at a time. `begin` comes before each forward, `finish` after the last.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Recorder:
     ) -> None:
         self._facts, self._writer, self._background = facts, writer, background
         self._prompt_length, self._window, self._top_k = prompt_length, window, top_k
+        self._length = length  # at most
         self._on_layer = on_layer
         self._pending: dict[int, _Pending] = {}
         self._position = 0  # of the first token of the current forward
@@ -71,10 +73,15 @@ class Recorder:
 
     def begin(self, count: int) -> None:
         """A forward over `count` new tokens follows."""
-        if self._pending and len(self._pending[0].queries) == ROWS_AT_ONCE:
+        if self._pending and len(self._pending[0].queries) >= self._rows_at_once():
             self._flush()
         self._position = self._seen
         self._seen += count
+
+    def _rows_at_once(self) -> int:
+        """As many as are worth waiting for: towards the end half of what is still to come, so that
+        little is left to do when the last token is there."""
+        return min(ROWS_AT_ONCE, max(FEWEST_ROWS, self._length - self._seen))
 
     def __call__(
         self,
@@ -144,23 +151,25 @@ class Recorder:
 
     def _write_kv_statistics(self, length: int) -> None:
         facts = self._facts
-        cells = facts.kv_heads * length
-        for layer in range(facts.layers):
-            columns: dict[str, Any] = {
-                "layer": np.full(cells, layer, np.int32),
-                "head": np.repeat(np.arange(facts.kv_heads, dtype=np.int32), length),
-                "position": np.tile(np.arange(length, dtype=np.int32), facts.kv_heads),
-                "key_norm": self._key_norm[layer, :, :length].ravel(),
-                "value_norm": self._value_norm[layer, :, :length].ravel(),
-            }
-            received = self._received.get(layer)
-            for index, name in enumerate(("attention_sum", "attention_max", "attention_last")):
-                columns[name] = (
-                    pa.nulls(cells, pa.float32())
-                    if received is None
-                    else received[index, :, :length].ravel()
-                )
-            self._writer.add("kv_stat", columns)
+        shape = (facts.layers, facts.kv_heads, length)
+        names = ("layer", "head", "position")
+        columns: dict[str, Any] = {
+            name: np.broadcast_to(place.astype(np.int32), shape).ravel()
+            for name, place in zip(names, np.ogrid[tuple(map(slice, shape))], strict=True)
+        }
+        columns["key_norm"] = self._key_norm[:, :, :length].ravel()
+        columns["value_norm"] = self._value_norm[:, :, :length].ravel()
+        stored = np.repeat(
+            [layer in self._received for layer in range(facts.layers)], facts.kv_heads * length
+        )
+        nothing = np.zeros((3, *shape[1:]), np.float32)
+        for index, name in enumerate(("attention_sum", "attention_max", "attention_last")):
+            received = [
+                self._received.get(layer, nothing)[index, :, :length]
+                for layer in range(facts.layers)
+            ]
+            columns[name] = pa.array(np.concatenate(received).ravel(), mask=~stored)
+        self._writer.add("kv_stat", columns)
 
     def _store_states(
         self,

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from cache_store.errors import StoreError
 from cache_store.files import (
     DERIVED_FOLDER,
     LOCK,
+    EarlySync,
     FileLock,
     publish_file,
     remove_partial,
@@ -48,6 +50,7 @@ class FileWriter:
         self.raw_bytes = 0
         self._tables = tables
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._early = EarlySync(partial)
         self._lock = FileLock(self.partial.with_name(self.partial.name + LOCK))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +86,7 @@ class FileWriter:
             self._connection.execute(f"INSERT INTO {_DATABASE}.main.{_quote(name)} FROM batch")
             self._connection.unregister("batch")
             self.raw_bytes += batch.nbytes
+            self._early.grown(batch.nbytes)
         except (duckdb.Error, OSError) as error:
             self.discard()
             raise _write_error(self.path, error) from error
@@ -111,8 +115,10 @@ class FileWriter:
             self._connection.execute("COMMIT")
             self._connection.execute(f"CHECKPOINT {_DATABASE}")
             self._connection.execute(f"DETACH {_DATABASE}")
-            self._connection.close()
+            # What is left of it is memory to give back, which nobody needs to wait for.
+            threading.Thread(target=self._connection.close, name="close").start()
             self._connection = None
+            self._early.stop()
             sync(self.partial)
             publish_file(self.partial, self.path)
         except FileExistsError:
@@ -129,6 +135,7 @@ class FileWriter:
             with contextlib.suppress(duckdb.Error):
                 self._connection.close()
             self._connection = None
+        self._early.stop()
         with contextlib.suppress(OSError):
             remove_partial(self.partial)
         with contextlib.suppress(OSError):

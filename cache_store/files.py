@@ -1,11 +1,14 @@
 """Names, locks and renames on disk: what makes a half-written file invisible."""
 
+import contextlib
 import fcntl
 import os
+import queue
 import re
 import secrets
 import shutil
 import stat
+import threading
 from abc import ABC, abstractmethod
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,6 +147,9 @@ class FileLock:
         self.release()
 
 
+_SYNC_BYTES = 12 * 1024 * 1024  # of an early flush: about as much as is written in one go
+
+
 def sync(path: Path) -> None:
     """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -151,6 +157,45 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class EarlySync:
+    """Flushes a growing file to disk beside its writer, so that little is left to wait for at its
+    end. `grown` says that something was written; nothing is promised before `sync`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bytes = 0
+        self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def grown(self, count: int) -> None:
+        """Another `count` bytes were handed over."""
+        self._bytes += count
+        if self._bytes < _SYNC_BYTES:
+            return
+        self._bytes = 0
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sync", daemon=True)
+            self._thread.start()
+        self._asked.put(True)
+
+    def stop(self) -> None:
+        """The file is complete, or will never be."""
+        if self._thread is not None:
+            self._asked.put(False)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # the flush that counts reports it, too
+            # Open until `stop`: closing it would end the locks that this process has on the file.
+            descriptor = os.open(self._path, os.O_RDONLY)
+            try:
+                while self._asked.get():
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def publish_file(partial: Path, path: Path) -> None:
