@@ -28,10 +28,39 @@ from kvpolicies.choice import canonical, from_text, title
 from kvpolicies.errors import PolicyError
 from kvpolicies.methods import catalogue
 
+MOST_ENTRIES = 10**9
+
 
 def checked(values: Any, known: Sequence[str]) -> dict[str, Any]:
     """The fields of a `StudySpec`, defaults included. Raises StudyError."""
     return _Reader(values, known).fields()
+
+
+def checked_ratios(ratios: Sequence[Any], called: str) -> tuple[float, ...]:
+    """Shares evicted, in order, without the full cache's 0. Raises StudyError, which calls the
+    field as its reader knows it."""
+    for ratio in ratios:
+        number = type(ratio) in (int, float) and math.isfinite(ratio)
+        if not number or not 0 <= ratio < 1:
+            held = f"{ratio:g}" if number else _short(ratio)
+            raise StudyError(
+                f"{called} holds {held}: give shares evicted, from 0 to below 1, such as "
+                "0.5, 0.75, 0.9."
+            )
+    if ratios and not any(ratios):
+        raise StudyError(f"{called} holds 0 only, which is the full cache: add a larger share.")
+    return tuple(sorted(float(ratio) for ratio in ratios if ratio))
+
+
+def checked_budgets(budgets: Sequence[Any], called: str) -> tuple[int, ...]:
+    """Entries kept. Raises StudyError like `checked_ratios`."""
+    for budget in budgets:
+        if type(budget) is not int or not 1 <= budget <= MOST_ENTRIES:
+            raise StudyError(
+                f"{called} holds {_short(budget)}: give whole numbers from 1 to {MOST_ENTRIES:,}, "
+                "such as 64, 128, 256."
+            )
+    return tuple(budgets)
 
 
 class _Reader:
@@ -109,19 +138,10 @@ class _Reader:
         return list(dict.fromkeys(values)) if all(map(_hashable, values)) else list(values)
 
     def ratios(self) -> tuple[float, ...]:
-        ratios = self.several("ratios")
-        for ratio in ratios:
-            number = type(ratio) in (int, float) and math.isfinite(ratio)
-            if not number or not 0 <= ratio < 1:
-                raise StudyError(
-                    f"ratios holds {_short(ratio)}: give shares evicted, from 0 to below 1."
-                )
-        if ratios and not any(ratios):
-            raise StudyError("ratios holds 0 only, which is the full cache: add a larger share.")
-        return tuple(sorted(float(ratio) for ratio in ratios if ratio))
+        return checked_ratios(self.several("ratios"), "ratios")
 
     def budgets(self) -> tuple[int, ...]:
-        return tuple(_whole("budgets", value, 1, 10**9) for value in self.several("budgets"))
+        return checked_budgets(self.several("budgets"), "budgets")
 
     def measures(self) -> tuple[str, ...]:
         given = self.several("measures") or list(DEFAULT_MEASURES)

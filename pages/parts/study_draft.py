@@ -7,6 +7,7 @@ from typing import Any
 
 import streamlit as st
 
+from backend.study.checking import checked_budgets, checked_ratios
 from backend.study.entries import DEFAULT_MEASURES, StudyError
 from backend.study.spec import StudySpec
 from kvpolicies.choice import from_text, to_text
@@ -108,12 +109,7 @@ def _sizes(now: Draft) -> list[int] | list[float]:
         raise StudyError(f"Sizes: {error}") from error
     if not found:
         raise StudyError(f"There are no sizes: write them as {example}.")
-    wrong = [size for size in found if not (size >= 1 if whole else 0 <= size < 1)]
-    if wrong:
-        range_words = (
-            "whole numbers of at least 1" if whole else "shares evicted, from 0 to below 1"
-        )
-        raise StudyError(f"Sizes holds {wrong[0]:g}: give {range_words}, such as {example}.")
+    (checked_budgets if whole else checked_ratios)(found, "Sizes")
     return found
 
 
