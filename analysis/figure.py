@@ -148,6 +148,7 @@ class Figure:
     categories: tuple[Category, ...] = ()  # of a raster or text; the legend lists those that occur
     markers: tuple[Marker, ...] = ()
     point_text: tuple[str, ...] = ()  # of each scatter point or token, shown as it is
+    crowded: bool = False  # a scatter whose points a screen may draw as one where they cover others
     caption: str = ""
     alt: str = ""
     note: Note | None = None

@@ -77,6 +77,7 @@ def evictions(
         ),
         markers=() if step is None else (Marker("y", y=step, selected=True),),
         point_text=tuple(word for word, there in zip(text, shown, strict=True) if there),
+        crowded=True,
         caption=(
             f"Evictions in KV head {kv_head} of layer {layer}, released against printed form; "
             f"{returned:,} of {int(shown.sum()):,} return later."

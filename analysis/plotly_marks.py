@@ -14,7 +14,7 @@ from analysis.geometry import places, spacing
 from analysis.plotly_spec import Spec
 from analysis.words import number
 
-PLACES_ACROSS, PLACES_UP = 160, 70  # points nearer than this cover each other on the screen
+PLACES_ACROSS, PLACES_UP = 110, 50  # points nearer than this cover each other on the screen
 _ESCAPES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;", "%": "&#37;", "{": "&#123;"}
 )
@@ -153,18 +153,8 @@ def _draw_points(spec: Spec, figure: Figure, index: int) -> None:
     """The points of one series, upon the lines of the others; those that would cover each other
     are drawn as one, which says how many it stands for."""
     own = np.flatnonzero(figure.arrays["point_series"] == index)
-    first, count = _apart(figure, own)
-    taken = own[first]
+    taken, text = _apart(figure, own, "point_x", "point_y")
     series = figure.series[index]
-    text = np.array(
-        [
-            escaped(figure.point_text[point]) + (f"<br>and {more - 1:,} more here" * (more > 1))
-            for point, more in zip(taken.tolist(), count.tolist(), strict=True)
-        ]
-        if figure.point_text
-        else [],
-        dtype=object,
-    )
     spec.add(
         "scatter",
         x=_float(figure.arrays["point_x"][taken]),
@@ -183,13 +173,11 @@ def _draw_points(spec: Spec, figure: Figure, index: int) -> None:
     )
 
 
-def _apart(figure: Figure, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the points lie at places of their own, and how many share each place."""
+def _apart(figure: Figure, points: np.ndarray, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
+    """Those of the points (their numbers) that lie at places of their own, and the text of each,
+    which says how many share its place. x, y: the arrays that hold the points."""
     cells = []
-    for axis, name, fine in (
-        (figure.x, "point_x", PLACES_ACROSS),
-        (figure.y, "point_y", PLACES_UP),
-    ):
+    for axis, name, fine in ((figure.x, x, PLACES_ACROSS), (figure.y, y, PLACES_UP)):
         values = figure.arrays[name].astype(np.float64)
         limits = np.array(axis.range or (np.nanmin(values), np.nanmax(values)), np.float64)
         if axis.log:
@@ -198,7 +186,14 @@ def _apart(figure: Figure, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         cells.append(np.round((values[points] - limits[0]) / (reach or 1.0) * fine))
     _, first, count = np.unique(np.stack(cells), axis=1, return_index=True, return_counts=True)
     order = np.argsort(first)  # as they were given
-    return first[order], count[order]
+    taken = points[first[order]]
+    if not figure.point_text:
+        return taken, np.empty(0, dtype=object)
+    words = [
+        escaped(figure.point_text[point]) + (f"<br>and {more - 1:,} more here" * (more > 1))
+        for point, more in zip(taken.tolist(), count[order].tolist(), strict=True)
+    ]
+    return taken, np.array(words, dtype=object)
 
 
 def draw_area(spec: Spec, figure: Figure) -> None:
@@ -267,10 +262,14 @@ def draw_bars(spec: Spec, figure: Figure) -> None:
 def draw_scatter(spec: Spec, figure: Figure) -> None:
     """Add the traces of a scatter."""
     x, y = _float(figure.arrays["x"]), _float(figure.arrays["y"])
-    text = np.array([escaped(entry) for entry in figure.point_text], dtype=object)
     groups = figure.arrays.get("series", np.zeros(len(x), np.uint8))
     for index in range(max(1, len(figure.series))):
         taken = np.flatnonzero(groups == index)
+        text = np.array(
+            [escaped(figure.point_text[at]) for at in taken] if figure.point_text else []
+        )
+        if figure.crowded and len(taken):
+            taken, text = _apart(figure, taken, "x", "y")
         marker: dict[str, Any] = {"size": 6, "symbol": index % 8}
         if "colour" in figure.arrays and figure.colour is not None:
             low, high = figure.colour.range
@@ -292,7 +291,7 @@ def draw_scatter(spec: Spec, figure: Figure) -> None:
             mode="markers",
             name=escaped(figure.series[index].name) if figure.series else "",
             marker=marker,
-            text=text[taken] if len(text) else None,
+            text=text if len(text) else None,
             hovertemplate=("%{text}<br>" if len(text) else "")
             + f"{escaped(figure.x.name)} %{{x:.3~g}}<br>{escaped(figure.y.name)} %{{y:.3~g}}"
             + "<extra></extra>",

@@ -135,10 +135,12 @@ class _Run:
             recorder, reason = self._generate(writer, background)
             began = time.perf_counter()
             self._report("write", 0, 1)
+            tokens, row = self._token_table(), self._capture_row(reason)
         self.seconds["write"] = time.perf_counter() - began
         with self._timed("write"):
-            writer.add("token", self._token_table())
-            row = self._capture_row(recorder, reason)
+            writer.add("token", tokens)
+            row["settings"]["clamped_values"] = recorder.clamped
+            row["finished_at"] = _now()
             row["peak_memory_bytes"] = peak.bytes()
             row["timings"] = {name: round(value, 4) for name, value in self.seconds.items()}
             self._stop_if_cancelled()
@@ -224,7 +226,7 @@ class _Run:
             "char_end": ends,
         }
 
-    def _capture_row(self, recorder: Recorder, reason: str) -> dict[str, Any]:
+    def _capture_row(self, reason: str) -> dict[str, Any]:
         spec, facts, prompt = self.spec, self.loaded.facts, self.prompt
         settings = spec.to_dict()
         for elsewhere in ("context", "question", "title", "seed", "window", "top_k"):
@@ -233,7 +235,6 @@ class _Run:
             "stop_tokens": self.stop,
             "repetition_penalty": repetition_penalty(self.loaded.model),
             "prefill_chunk": self.chunk if self.chunk < len(prompt.ids) else None,
-            "clamped_values": recorder.clamped,
         }
         rotary = _rotary(self.loaded.model, len(prompt.ids) + len(self.tokens))
         if rotary is not None:
@@ -271,7 +272,6 @@ class _Run:
                 "transformers": transformers.__version__,
             },
             "started_at": self.started_at,
-            "finished_at": _now(),
             "finish_reason": reason,
         }
 

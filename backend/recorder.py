@@ -19,7 +19,7 @@ from kvpolicies.attention import attention_rows
 TINY = float(torch.finfo(torch.float32).tiny)
 HALF_MAX = float(torch.finfo(torch.float16).max)
 ROWS_AT_ONCE = 16  # attention rows computed together: 16 x heads x positions float32
-FEWEST_ROWS = 2
+FEWEST_ROWS, ENDING_ROWS = 2, 8
 SINK = 4
 RECENT = 32
 
@@ -119,6 +119,8 @@ class Recorder:
         steps = len(self._pending[0].queries)
         self._background.submit(self._decoded, self._seen - steps, self._pending)
         self._pending = {}
+        if ENDING_ROWS <= steps < ROWS_AT_ONCE:
+            self._background.submit(self._writer.end_is_near)
 
     def _prefilled(
         self,

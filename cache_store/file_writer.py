@@ -106,6 +106,12 @@ class FileWriter:
             raise _write_error(self.path, error) from error
         self.insert(name, batch)
 
+    def end_is_near(self) -> None:
+        """Little is still to come: what its end needs is made ready, and flushed to disk."""
+        if self._connection is not None:
+            self._connection.execute(f"SET threads = {FINISHING_THREADS}")
+            self._early.now()
+
     def publish(self) -> None:
         """Make the file visible: checkpoint, close, flush to disk, rename."""
         if self._connection is None:

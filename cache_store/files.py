@@ -172,8 +172,11 @@ class EarlySync:
     def grown(self, count: int) -> None:
         """Another `count` bytes were handed over."""
         self._bytes += count
-        if self._bytes < _SYNC_BYTES:
-            return
+        if self._bytes >= _SYNC_BYTES:
+            self.now()
+
+    def now(self) -> None:
+        """Flush what there is."""
         self._bytes = 0
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="sync", daemon=True)

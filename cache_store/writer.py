@@ -122,6 +122,11 @@ class CaptureWriter(Closing):
         if self._attention_bytes >= _FLUSH_BYTES:
             self._write_attention()
 
+    def end_is_near(self) -> None:
+        """Write what is held back so far, so that less is left to `finish`."""
+        self._write_held()
+        self._file.end_is_near()
+
     def finish(self, capture: Mapping[str, Any]) -> Path:
         """Write the capture row, make the file visible and return its path.
 
@@ -130,8 +135,7 @@ class CaptureWriter(Closing):
         """
         for (layer, kind), pending in self._states.items():
             self._hold_states(layer, kind, pending.take(1 << 30, partly=True))
-        self._write_states()
-        self._write_attention()
+        self._write_held()
         now = datetime.now(UTC).replace(tzinfo=None)
         row: dict[str, Any] = {column.name: None for column in TABLES["capture"].columns}
         row |= {"created_at": self._created_at, "finished_at": now, "versions": versions()}
@@ -150,6 +154,10 @@ class CaptureWriter(Closing):
     def close(self) -> None:
         """Give up: remove the partial file. Does nothing after `finish`."""
         self._file.discard()
+
+    def _write_held(self) -> None:
+        self._write_states()
+        self._write_attention()
 
     def _hold_states(
         self, layer: int, kind: str, blocks: list[tuple[int, int, np.ndarray]]

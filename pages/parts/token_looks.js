@@ -57,7 +57,11 @@ const counted = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s
 
 const ATTENTION = {
   help: "Point at a token for its weight; click it to look from there. Arrow keys move, Enter looks, ↑ ↓ change the step, space plays.",
-  read(self) { self.rows = Float32Array.from(new Uint16Array(bytes(self.data.rows)), bits => HALF[bits]) },
+  read(self) {
+    if (self.sent === self.data.rows) return // another step of those that are here already
+    self.sent = self.data.rows
+    self.rows = Float32Array.from(new Uint16Array(bytes(self.sent)), bits => HALF[bits])
+  },
   ready: inWindow,
   row(self) {
     const start = (self.step - self.data.firstStep) * self.data.length

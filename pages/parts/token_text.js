@@ -16,7 +16,7 @@ function create(root) {
     play: root.querySelector(".play"), back: root.querySelector(".back"), next: root.querySelector(".next"),
     above: root.querySelector(".above"), below: root.querySelector(".below"), mark: root.querySelector(".mark"),
     tokens: [], signature: null, step: 0, cursor: null, marked: null, anchor: null,
-    playing: false, timer: null, commitTimer: null, pending: false, send: null,
+    playing: false, timer: null, commitTimer: null, pending: false, send: null, sent: null,
   }
   self.play.onclick = () => toggle(self)
   self.back.onclick = () => { pause(self); move(self, -1) }
