@@ -117,6 +117,7 @@ def mri_by_head(
     )
 
 
+@st.cache_data(max_entries=64, show_spinner=False)
 def recurring(run_id: str, layer: int, kv_head: int, alpha: Alpha, count: str) -> list[Recurring]:
     return recurrence.recurring_tokens(
         head_tracked(run_id, layer, kv_head, alpha, count),
@@ -171,15 +172,30 @@ def numbered_text(
     return recurrence_figures.numbered_text(views, found, layer, kv_head)
 
 
+@st.cache_data(max_entries=16, show_spinner=False)
+def _state(
+    run_id: str, layer: int, kv_head: int, alpha: Alpha, step: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pause and MRI of the head's entries after the step, which all three curves are drawn of."""
+    tracked = head_tracked(run_id, layer, kv_head, alpha, "from_birth")
+    return recurrence.state_at(tracked, step, backstage.capture(run_id).info.prompt_length)
+
+
 @st.cache_data(max_entries=32, show_spinner=False)
 def score_curves(
     run_id: str, layer: int, kv_head: int, alpha: Alpha, term: str, step: int, h1: str, h2: str
 ) -> Figure:
-    capture = backstage.capture(run_id)
-    tracked = head_tracked(run_id, layer, kv_head, alpha, "from_birth")
-    pause, longest = recurrence.state_at(tracked, step, capture.info.prompt_length)
+    pause, longest = _state(run_id, layer, kv_head, alpha, step)
     return lazy_scores.score_curves(
-        capture, pause, longest, term, step=step, layer=layer, kv_head=kv_head, h1=h1, h2=h2
+        backstage.capture(run_id),
+        pause,
+        longest,
+        term,
+        step=step,
+        layer=layer,
+        kv_head=kv_head,
+        h1=h1,
+        h2=h2,
     )
 
 

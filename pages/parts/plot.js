@@ -42,8 +42,7 @@ function next() {
   const self = all.find(onScreen) ?? all[0]
   if (!self) return
   waiting.delete(self)
-  draw(self)
-  ask()
+  try { draw(self) } finally { ask() } // one that fails keeps no other waiting
 }
 
 // The choice of the reader alone is a line that moves; everything else is for Plotly to compare.
