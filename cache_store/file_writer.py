@@ -107,10 +107,8 @@ class FileWriter:
         self.insert(name, batch)
 
     def end_is_near(self) -> None:
-        """Little is still to come: what its end needs is made ready, and flushed to disk."""
-        if self._connection is not None:
-            self._connection.execute(f"SET threads = {FINISHING_THREADS}")
-            self._early.now()
+        """Little is still to come: what there is goes to disk meanwhile."""
+        self._early.now()
 
     def publish(self) -> None:
         """Make the file visible: checkpoint, close, flush to disk, rename."""
