@@ -7,6 +7,8 @@ made of bars, the only trace whose legend shows a hatch.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from analysis.colours import Category
@@ -14,6 +16,9 @@ from analysis.figure import Figure
 from analysis.geometry import spacing
 from analysis.plotly_marks import escaped, hover_line
 from analysis.plotly_spec import Spec
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 # With more cells than pixels a browser leaves some out: the hatch is no finer than a small card.
 FINE_ROWS, FINE_COLUMNS = 260, 330
@@ -123,11 +128,12 @@ def _answers(spec: Spec, figure: Figure, lettered: bool) -> None:
     )
 
 
-def spell_out(spec: Spec) -> None:
+def spell_out(drawn: go.Figure) -> None:
     """Give each cell of the rasters the words of its category, where nobody else does that."""
-    for trace in spec.traces:
-        if WORDS in trace.get("meta", {}):
-            trace["hovertext"] = np.array(trace["meta"][WORDS])[trace["z"]]
+    for trace in drawn.data:
+        if WORDS in (trace.meta or {}):
+            # Checked, each word becomes an object that is copied on its own with the figure.
+            trace._props["hovertext"] = np.array(trace.meta[WORDS])[trace.z]
 
 
 def _legend_entry(spec: Spec, category: Category) -> None:

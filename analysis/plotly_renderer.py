@@ -53,12 +53,8 @@ def to_plotly(figure: Figure, *, theme: str = "light", height: int | None = None
     import plotly.graph_objects as go
 
     spec = to_spec(figure, theme=theme, height=height)
-    spell_out(spec)
-    words = [trace.pop("hovertext", None) for trace in spec.traces]
     drawn = go.Figure(data=spec.traces, layout={"template": go.layout.Template()} | spec.layout)
-    for trace, spelled in zip(drawn.data, words, strict=True):
-        if spelled is not None:  # checked, each word becomes an object that is copied on its own
-            trace._props["hovertext"] = spelled
+    spell_out(drawn)
     return drawn
 
 

@@ -135,6 +135,7 @@ class _Run:
             recorder, reason = self._generate(writer, background)
             began = time.perf_counter()
             self._report("write", 0, 1)
+            # while the last rows are written; what only their end tells follows
             tokens, row = self._token_table(), self._capture_row(reason)
         self.seconds["write"] = time.perf_counter() - began
         with self._timed("write"):

@@ -19,7 +19,8 @@ from kvpolicies.attention import attention_rows
 TINY = float(torch.finfo(torch.float32).tiny)
 HALF_MAX = float(torch.finfo(torch.float16).max)
 ROWS_AT_ONCE = 16  # attention rows computed together: 16 x heads x positions float32
-FEWEST_ROWS, ENDING_ROWS = 2, 8
+FEWEST_ROWS = 2
+ENDING_ROWS = 8  # as few as this, and the end is near
 SINK = 4
 RECENT = 32
 

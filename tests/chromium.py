@@ -5,8 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import plotly
+
+PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 SETTLED = (
     "() => document.querySelector('[data-testid=stApp]')"
     "?.getAttribute('data-test-script-state') === 'notRunning'"

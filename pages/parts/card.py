@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -88,28 +87,20 @@ def actions(
         if figure is not None:
             export_view.popover(figure, key=key, name=name, link_values=link_values)
             sheet_add.button(figure, key=key, link_values=link_values)
-        with _opened("Data", "download", f"data-{key}") as shown:
-            if shown:
+        data = _popover("Data", "download", f"data-{key}")
+        if data.open:
+            with data:
                 downloads(table, key=key, name=name, title=figure.title if figure else "")
-        with _opened("Link", "link", f"link-{key}") as shown:
-            if shown:
+        link = _popover("Link", "link", f"link-{key}")
+        if link.open:
+            with link:
                 st.caption("This address opens this view.")
                 st.code(selection.link(link_values), language=None, wrap_lines=True)
 
 
-@contextmanager
-def _opened(label: str, icon: str, key: str) -> Iterator[bool]:
-    """A popover, and whether the reader has opened it: behind a closed one there is nothing, for
-    every button of it would be made and sent with each step of a slider."""
-    shown = st.popover(
-        label,
-        icon=f":material/{icon}:",
-        type="tertiary",
-        key=key,
-        on_change="rerun",
-    )
-    with shown:
-        yield bool(shown.open)
+def _popover(label: str, icon: str, key: str) -> Any:
+    """Closed it holds nothing: every button would be made and sent with each step of a slider."""
+    return st.popover(label, icon=f":material/{icon}:", type="tertiary", key=key, on_change="rerun")
 
 
 def downloads(table: Callable[[], pd.DataFrame], *, key: str, name: str, title: str = "") -> None:

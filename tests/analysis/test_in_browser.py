@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
-import plotly
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from analysis.colours import Category
 from analysis.figure import Axis, ColourScale, Figure
 from analysis.plotly_renderer import to_plotly
+from tests.chromium import PLOTLY
 
-PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 TOKENS = ("<b>bold</b>", "<script>alert(1)</script>", "$x^2$", "%{z}", "&amp;", "⏎", "␣the")
 
 

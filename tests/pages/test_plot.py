@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly
 import pytest
 
 from analysis.colours import Category
 from analysis.figure import Axis, ColourScale, Figure, Marker, Series
 from analysis.plotly_renderer import to_spec
 from pages.parts import plot as component
+from tests.chromium import PLOTLY
 
 CODE = Path(component.__file__).with_suffix(".js").read_text("utf-8")
-LIBRARY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 ADDRESS = "http://kvscope.test/"
 MOUNT = """async ([code, data, id]) => {
   const url = URL.createObjectURL(new Blob([code], {type: "text/javascript"}))
@@ -79,7 +78,7 @@ def show(browser: Any, told: Callable[..., dict[str, Any]]) -> Iterator[Show]:
     page = browser.new_page(viewport={"width": 900, "height": 600})
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.route(ADDRESS + "library.js", lambda route: route.fulfill(path=LIBRARY))
+    page.route(ADDRESS + "library.js", lambda route: route.fulfill(path=PLOTLY))
     host = component._HTML
     body = (
         f"<meta charset=utf-8><div id=one>{host}</div>"
