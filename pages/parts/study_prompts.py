@@ -141,8 +141,7 @@ def _capture(study: Study, example: dict[str, Any], row: pd.Series) -> None:
                 query_params={"run": made, **query},
             )
             return
-        under_way = next((job for job in jobs_view.active() if job.title == title), None)
-        if under_way is not None:
+        if _under_way(source):
             st.caption("The prompt is being captured; the way to its Eviction page appears here.")
             return
         asked = CaptureSpec(
@@ -165,6 +164,13 @@ def _capture(study: Study, example: dict[str, Any], row: pd.Series) -> None:
             on_click=_submit,
             args=(asked, choice),
         )
+
+
+def _under_way(source: str) -> bool:
+    """Whether this prompt is being captured; other studies of the same title have prompts too."""
+    jobs = backstage.jobs()
+    captures = [jobs.spec(job.id) for job in jobs_view.active() if job.kind == "capture"]
+    return any(job.params["spec"].get("source") == source for job in captures)
 
 
 def _run_from(source: str, title: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def counted(page: Any, rows: int) -> None:
 def test_a_study_is_built_run_and_watched(reader: Reader) -> None:
     page = reader.open("/studies?study=new")
     counted(page, 96)  # 6 prompts × (the full cache and 5 policies × 3 ratios)
-    typed(reader, "Title", "Two small prompts")
+    typed(reader, "Title", f"Two small prompts {token_hex(4)}")  # the same study has its captures
     typed(reader, "Sizes", "0.5, 0.8")
     typed(reader, "Prompts", "2")
     typed(reader, "Length", "200")
@@ -87,7 +88,7 @@ def test_a_study_is_built_run_and_watched(reader: Reader) -> None:
 def test_a_cancelled_study_goes_on_and_is_followed_in_two_windows(reader: Reader) -> None:
     page = reader.open("/studies?study=new")
     counted(page, 96)
-    typed(reader, "Title", "Cancelled and resumed")
+    typed(reader, "Title", f"Cancelled and resumed {token_hex(4)}")
     typed(reader, "Sizes", "0.5")
     typed(reader, "Prompts", "12")  # enough for a press of Cancel to come in time
     typed(reader, "Length", "300")

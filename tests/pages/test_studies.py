@@ -242,6 +242,21 @@ def test_a_prompt_shows_both_responses_and_can_be_captured(home: Path, open_at: 
     assert spec["context"].startswith("The passkey is 12345.") and spec["max_new_tokens"] == 8
 
 
+def test_a_capture_belongs_to_its_own_study(home: Path, open_at: Open) -> None:
+    first, second = (made(home, 4, values={**SPEC, "seed": seed}) for seed in (1, 2))
+    at = {"study_show": "Prompts", "study_policy": "SnapKV", "example": "passkey-0"}
+    open_at("studies", study=first, **at).button(key="study-capture").click().run()
+    asked = open_at("studies", study=first, **at)
+    assert "The prompt is being captured" in said(asked)
+    assert "study-capture" not in [button.key for button in asked.button]
+    other = open_at("studies", study=second, **at)
+    assert "The prompt is being captured" not in said(other)
+    other.button(key="study-capture").click().run()
+    assert fine(other)
+    captures = [job for job in backstage.jobs().jobs() if job.kind == "capture"]
+    assert len(captures) == 2
+
+
 def test_a_needle_cell_shows_its_own_prompts(home: Path, open_at: Open) -> None:
     study_id = made(home, 4)
     at = {"study": study_id, "study_show": "Prompts", "study_policy": "SnapKV"}
