@@ -23,6 +23,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in long)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Why a story needed its second chance: a story that passes then hides it otherwise."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        why = [line for line in report.longreprtext.splitlines() if line.startswith(("E ", ">"))]
+        terminalreporter.write_line(f"{report.nodeid} ({report.when}) was run again:")
+        terminalreporter.write_line("\n".join(why or report.longreprtext.splitlines()[-5:]))
+
+
 @pytest.fixture(scope="module")  # while one is open, no other event loop can run in this thread
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")
