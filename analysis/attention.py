@@ -25,7 +25,7 @@ from analysis.rows import (
     window_rows,
 )
 from analysis.statistics import received_attention, step_statistics
-from analysis.text import TokenView, text_view, top_tokens
+from analysis.text import TokenView, text_rows, text_steps, text_view, top_tokens
 from analysis.words import (
     number,
     provenance,
@@ -156,6 +156,8 @@ __all__ = [
     "step_range",
     "step_row",
     "step_statistics",
+    "text_rows",
+    "text_steps",
     "text_view",
     "top_tokens",
 ]

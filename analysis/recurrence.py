@@ -7,6 +7,7 @@ each KV head's query heads. What a slider changes (α) works on arrays computed 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from analysis.traces import Source
 
 COUNTS = ("from_birth", "from_first")
+SWEEPS = 2  # layers are tracked by that many threads
 SHARE = 0.8  # of the tokens whose MRI the proposed window covers
 NO_RESPONSE = (
     "Nothing was generated in this run, so no token can recur; capture the prompt with a response."
@@ -66,22 +68,32 @@ def track(
         raise AnalysisError(f"Intervals are counted {' or '.join(COUNTS)}, not {count!r}.")
     attention = np.asarray(attention)
     active = attention >= threshold(attention, alpha)
-    steps, entries = attention.shape[-2:]
-    shape = (*attention.shape[:-2], entries)
-    kind = np.int16 if max(steps, entries - prompt_length) < 1 << 15 else np.int32
-    last = np.broadcast_to(np.maximum(0, np.arange(entries) - prompt_length), shape).astype(kind)
-    mri, interval, stamp = np.zeros(shape, kind), np.empty(shape, kind), np.empty(shape, kind)
-    seen = np.zeros(shape, bool)
-    for step in range(1, steps + 1):  # without branches, so that all heads of a run are one sweep
-        on = active[..., step - 1, :]
+    born = np.maximum(0, np.arange(attention.shape[-1]) - prompt_length)
+    parts = np.array_split(active, SWEEPS) if active.ndim > 2 else [active]
+    with ThreadPoolExecutor(len(parts)) as pool:  # numpy leaves the interpreter to others meanwhile
+        swept = list(pool.map(lambda part: _swept(part, born, count == "from_first"), parts))
+    mri, last = (np.concatenate(own).astype(np.int32) for own in zip(*swept, strict=True))
+    return Tracked(mri, last, active)
+
+
+def _swept(active: np.ndarray, born: np.ndarray, from_first: bool) -> tuple[np.ndarray, np.ndarray]:
+    """MRI and TS (..., n) of which entries were active (..., T, n), all heads in one sweep."""
+    steps = active.shape[-2]
+    kind = np.int16 if max(steps, born.max(initial=0)) < 1 << 15 else np.int32
+    shape = (*active.shape[:-2], len(born))
+    last = np.broadcast_to(born, shape).astype(kind)
+    mri, on, interval = np.zeros(shape, kind), np.empty(shape, kind), np.empty(shape, kind)
+    seen = np.zeros(shape, kind)
+    for step in range(1, steps + 1):  # without branches, and of one type, which is much faster
+        np.copyto(on, active[..., step - 1, :])
         np.subtract(kind(step), last, out=interval)
-        np.multiply(interval, on & seen if count == "from_first" else on, out=interval)
+        np.multiply(interval, on, out=interval)
+        np.add(last, interval, out=last)  # the step where it is active
+        if from_first:
+            np.multiply(interval, seen, out=interval)
+            np.maximum(seen, on, out=seen)
         np.maximum(mri, interval, out=mri)
-        np.multiply(on, kind(step), out=stamp)
-        np.maximum(last, stamp, out=last)
-        if count == "from_first":
-            seen |= on
-    return Tracked(mri.astype(np.int32), last.astype(np.int32), active)
+    return mri, last
 
 
 def threshold(attention: np.ndarray, alpha: float | str) -> np.ndarray | float:
@@ -216,21 +228,24 @@ def recurring_tokens(tracked: Tracked, attention: np.ndarray, limit: int = 6) ->
     tracked and attention (T, n) of one head. A return is an active step more than one step after
     the active step before it. Numbered from 1 by position.
     """
-    found = []
-    for position in np.flatnonzero(tracked.active.sum(axis=0) > 1):
-        steps = np.flatnonzero(tracked.active[:, position]) + 1
-        pauses = np.diff(steps)
-        longest = int(pauses.argmax())
-        if pauses[longest] > 1:
-            back = int(steps[longest + 1])
-            weight = float(attention[back - 1, position])
-            found.append((weight, int(position), back, int(pauses[longest]), len(steps)))
-    best = sorted(found, key=lambda item: (-item[0], item[1]))[:limit]
+    place, row = np.nonzero(tracked.active.T)  # by position, then by step
+    pause = np.where(np.diff(place) == 0, np.diff(row), 0)
+    ended = np.flatnonzero(pause > 1)
+    ended = ended[np.lexsort((ended, -pause[ended], place[ended]))]
+    ended = ended[np.unique(place[ended], return_index=True)[1]]  # the first of its longest pauses
+    weight = attention[row[ended + 1], place[ended]]
+    best = np.sort(np.lexsort((place[ended], -weight))[:limit])
+    activations = np.bincount(place)
     return [
-        Recurring(number, position, back, pause, weight, count)
-        for number, (weight, position, back, pause, count) in enumerate(
-            sorted(best, key=lambda item: item[1]), start=1
+        Recurring(
+            number,
+            position=int(place[at]),
+            returned=int(row[at + 1]) + 1,
+            pause=int(pause[at]),
+            weight=float(attention[row[at + 1], place[at]]),
+            activations=int(activations[place[at]]),
         )
+        for number, at in enumerate(ended[best].tolist(), start=1)
     ]
 
 

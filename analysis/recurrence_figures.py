@@ -166,13 +166,12 @@ def circled(value: int) -> str:
 
 
 def numbered_text(
-    views: Sequence[TokenView], recurring: Sequence[Recurring], layer: int, kv_head: int
+    view: TokenView, recurring: Sequence[Recurring], layer: int, kv_head: int
 ) -> TokenView:
-    """The text with the numbers of its recurring tokens, shaded by the KV head's attention.
+    """The text with the numbers of its recurring tokens.
 
-    views: the same page and steps, one per query head of the KV head.
+    view: shaded by the KV head's attention, the mean over its query heads.
     """
-    view = views[0]
     pieces = list(view.pieces)
     for token in recurring:
         place = token.position - view.first
@@ -180,11 +179,9 @@ def numbered_text(
             word = pieces[place].lstrip(" ")
             space = " " * (len(pieces[place]) - len(word))
             pieces[place] = f"{space}{circled(token.number)}{word}"
-    rows = np.mean([own.rows.astype(np.float32) for own in views], axis=0).astype(np.float16)
     return replace(
         view,
         pieces=tuple(pieces),
-        rows=np.ascontiguousarray(rows),
         caption=(
             f"Shade: attention of step {view.step:,}, the mean over the query heads of KV head "
             f"{kv_head} in layer {layer}; numbers: the {len(recurring)} recurring tokens."

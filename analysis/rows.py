@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MEAN = "mean"
 DIRECT_CELLS = 150_000_000  # attention weights computed while the reader waits: about a second
 Selection = int | str  # an index, or MEAN
+Heads = Selection | tuple[int, ...]  # or the mean of some
 
 # key -> label: what `step_stat` holds of each row
 MEASURES: dict[str, str] = {
@@ -42,15 +43,17 @@ UNITS: dict[str, str] = {
 _SINGLE = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
-def chosen(what: str, selection: Selection, count: int) -> list[int]:
-    """The indices a selection stands for: all of `count` for MEAN, otherwise the one index."""
+def chosen(what: str, selection: Heads, count: int) -> list[int]:
+    """The indices a selection stands for: all of `count` for MEAN, otherwise those it names."""
     if selection == MEAN:
         return list(range(count))
-    if isinstance(selection, str) or not 0 <= selection < count:
-        raise AnalysisError(
-            f"This run has no {what} {selection}; it has {what}s 0 to {count - 1}, or '{MEAN}'."
-        )
-    return [int(selection)]
+    indices = selection if isinstance(selection, tuple) else (selection,)
+    for index in indices:
+        if isinstance(index, str) or not 0 <= index < count:
+            raise AnalysisError(
+                f"This run has no {what} {index}; it has {what}s 0 to {count - 1}, or '{MEAN}'."
+            )
+    return [int(index) for index in indices]
 
 
 def chosen_layers(capture: Capture, layer: Selection) -> list[int]:
@@ -58,7 +61,7 @@ def chosen_layers(capture: Capture, layer: Selection) -> list[int]:
     return chosen("layer", layer, capture.info.layers)
 
 
-def chosen_heads(capture: Capture, head: Selection) -> list[int]:
+def chosen_heads(capture: Capture, head: Heads) -> list[int]:
     """The query heads of a selection; AnalysisError when the run has no such head."""
     return chosen("query head", head, capture.info.query_heads)
 
@@ -96,7 +99,7 @@ def position_of(capture: Capture, step: int) -> int:
 
 
 def window_rows(
-    capture: Capture, layer: Selection, head: Selection, first_step: int, last_step: int
+    capture: Capture, layer: Selection, head: Heads, first_step: int, last_step: int
 ) -> np.ndarray:
     """Attention of consecutive steps over all positions, the mean over the selection.
 

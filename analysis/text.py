@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis.errors import AnalysisError
 from analysis.figure import Note
-from analysis.rows import Selection, check_step, position_of, step_range, window_rows
+from analysis.rows import Heads, Selection, check_step, position_of, step_range, window_rows
 from analysis.words import (
     number,
     provenance,
@@ -70,23 +70,25 @@ class TokenView:
 def text_view(
     capture: Capture,
     layer: Selection,
-    head: Selection,
+    head: Heads,
     step: int,
     page: int | None = None,
     *,
     window: int = WINDOW_STEPS,
     page_tokens: int = PAGE_TOKENS,
+    rows: np.ndarray | None = None,
 ) -> TokenView:
     """The text around the step (or page `page`, 0 is the first), with up to `window` steps' rows.
 
-    The window moves in blocks of half its size, so that neighbouring steps ask for the same rows.
-    Raises AnalysisError for a layer, head, step or page that does not exist.
+    rows: those of `text_rows` over the steps of `text_steps`, where they are known already. Raises
+    AnalysisError for a layer, head, step or page that does not exist.
     """
     info = capture.info
-    position = position_of(capture, check_step(capture, step))
+    steps = text_steps(capture, step, window)
+    position = position_of(capture, step)
     shown = text_page(capture, position, page, page_tokens)
-    steps = step_window(step, window, min(step, step_range(capture)[0]), info.response_length)
-    rows = window_rows(capture, layer, head, int(steps[0]), int(steps[-1]))
+    if rows is None:
+        rows = text_rows(capture, layer, head, int(steps[0]), int(steps[-1]))
     row = rows[step - int(steps[0])]
     target = int(row.argmax())
     pieces = token_pieces(capture)
@@ -103,7 +105,7 @@ def text_view(
         step=step,
         position=position,
         steps=steps,
-        rows=np.ascontiguousarray(rows, np.float16),
+        rows=rows,
         first_step=step_range(capture)[0],
         last_step=info.response_length,
         caption=(
@@ -116,6 +118,24 @@ def text_view(
         ),
         provenance=provenance(capture, figure="text", layer=layer, head=head, step=step),
     )
+
+
+def text_steps(capture: Capture, step: int, window: int = WINDOW_STEPS) -> np.ndarray:
+    """The steps that are sent with the text of one; int32 (m,), m at most `window`.
+
+    They move in blocks of half the window, so that neighbouring steps ask for the same rows.
+    Raises AnalysisError for a step that does not exist.
+    """
+    first = min(check_step(capture, step), step_range(capture)[0])
+    return step_window(step, window, first, capture.info.response_length)
+
+
+def text_rows(
+    capture: Capture, layer: Selection, head: Heads, first_step: int, last_step: int
+) -> np.ndarray:
+    """Attention of consecutive steps as a text view holds it; float16 (steps, P + T), C order."""
+    rows = window_rows(capture, layer, head, first_step, last_step)
+    return np.ascontiguousarray(rows, np.float16)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.rows import MEAN, Selection
+from analysis.rows import MEAN, Heads, Selection
 from cache_store.reader import Capture
 
 _BIDIRECTIONAL = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "◌")
@@ -33,7 +33,7 @@ def span(first: int, stop: int) -> str:
     return f"{first:,}" if stop - first == 1 else f"{first:,}–{stop - 1:,}"
 
 
-def selection_words(layer: Selection, head: Selection) -> str:
+def selection_words(layer: Selection, head: Heads) -> str:
     """A layer and head in words: "layer 3, head 1", or which mean it is."""
     if layer == MEAN and head == MEAN:
         return "mean over all layers and heads"
@@ -41,6 +41,8 @@ def selection_words(layer: Selection, head: Selection) -> str:
         return f"head {head}, mean over all layers"
     if head == MEAN:
         return f"layer {layer}, mean over its heads"
+    if isinstance(head, tuple):
+        return f"layer {layer}, mean over heads {', '.join(map(str, head))}"
     return f"layer {layer}, head {head}"
 
 

@@ -25,14 +25,17 @@ from tests.chromium import SETTLED, chromium
 
 ROUNDS = 5
 IMPORTED_MS = 15_000
-# The script has ended, no figure on the screen waits to be drawn, and two frames have passed.
+# The script has ended, nothing on the screen waits to be drawn, and two frames have passed.
 WAIT = """() => {
   const app = document.querySelector('[data-testid=stApp]');
   const state = () => app.getAttribute('data-test-script-state');
-  const undrawn = () => [...document.querySelectorAll('.kv-plot[data-waiting]')].some(figure => {
-    const {top, bottom} = figure.getBoundingClientRect();
-    return bottom > 0 && top < innerHeight;
-  });
+  const roots = () => [...document.querySelectorAll('[data-testid=stBidiComponentIsolated]')]
+    .flatMap(node => node.shadowRoot ?? []);
+  const undrawn = () => [document, ...roots()]
+    .flatMap(root => [...root.querySelectorAll('[data-waiting]')]).some(part => {
+      const {top, bottom} = part.getBoundingClientRect();
+      return bottom > 0 && top < innerHeight;
+    });
   window.waited = new Promise(resolve => {
     let pressed = null, told = null;
     const press = () => { pressed = performance.now(); };

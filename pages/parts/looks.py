@@ -11,7 +11,7 @@ import streamlit as st
 from analysis import attention
 from analysis.attention import TokenView
 from analysis.figure import Figure
-from analysis.rows import Selection
+from analysis.rows import Heads, Selection
 from pages.parts import backstage
 
 
@@ -55,11 +55,18 @@ def with_step(matrix: Figure, run_id: str, step: int) -> Figure:
     return attention.mark_step(matrix, backstage.capture(run_id), step)
 
 
-@st.cache_data(max_entries=24, show_spinner=False)
+@st.cache_resource(max_entries=24, show_spinner=False)  # nobody changes them: no copies
+def _text_rows(run_id: str, layer: Selection, head: Heads, first: int, last: int) -> np.ndarray:
+    return attention.text_rows(backstage.capture(run_id), layer, head, first, last)
+
+
 def text_view(
-    run_id: str, layer: Selection, head: Selection, step: int, page: int | None, window: int
+    run_id: str, layer: Selection, head: Heads, step: int, page: int | None, window: int
 ) -> TokenView:
-    return attention.text_view(backstage.capture(run_id), layer, head, step, page, window=window)
+    capture = backstage.capture(run_id)
+    steps = attention.text_steps(capture, step, window)
+    rows = _text_rows(run_id, layer, head, int(steps[0]), int(steps[-1]))
+    return attention.text_view(capture, layer, head, step, page, window=window, rows=rows)
 
 
 def step_table(run_id: str, layer: Selection, head: Selection, step: int) -> pd.DataFrame:

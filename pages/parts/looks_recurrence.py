@@ -162,14 +162,11 @@ def numbered_text(
     run_id: str, layer: int, kv_head: int, alpha: Alpha, count: str, step: int, page: int | None
 ) -> TokenView:
     """The text shaded by the KV head's attention; recurring tokens carry their numbers."""
-    group = backstage.capture(run_id).info.group
-    window = looks.window_for(backstage.capture(run_id).info.length)
-    views = [
-        looks.text_view(run_id, layer, head, step, page, window)
-        for head in range(kv_head * group, (kv_head + 1) * group)
-    ]
+    info = backstage.capture(run_id).info
+    heads = tuple(range(kv_head * info.group, (kv_head + 1) * info.group))
+    view = looks.text_view(run_id, layer, heads, step, page, looks.window_for(info.length))
     found = recurring(run_id, layer, kv_head, alpha, count)
-    return recurrence_figures.numbered_text(views, found, layer, kv_head)
+    return recurrence_figures.numbered_text(view, found, layer, kv_head)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)

@@ -50,16 +50,28 @@ function draw(self) {
   const { told, drawn, host } = self
   const { Plotly } = window
   const shapes = JSON.parse(told.shapes)
-  if (drawn && drawn.traces === told.traces && drawn.layout === told.layout && drawn.height === told.height) {
+  if (drawn && same(drawn, told) && drawn.layout === told.layout && drawn.height === told.height) {
     if (drawn.shapes !== told.shapes) Plotly.relayout(host, { shapes })
   } else {
     host.style.height = `${told.height}px`
+    if (!drawn) host.replaceChildren() // why it could not be drawn, where it could not
     const layout = { ...JSON.parse(told.layout), shapes, autosize: true }
-    Plotly.react(host, spelledOut(JSON.parse(told.traces)), layout, self.options)
+    Plotly.react(host, spelledOut(JSON.parse(told.address ? self.fetched : told.traces)), layout, self.options)
     if (!drawn) listen(self)
   }
   self.drawn = told
   host.toggleAttribute("data-waiting", false)
+}
+
+const same = (a, b) => a.address === b.address && a.traces === b.traces
+
+// Many numbers are fetched, and only once as long as they stay the same.
+async function fetchTraces(self, { address }) {
+  if (!address || address === self.address) return
+  const answer = await fetch(new URL(address, document.baseURI))
+  if (!answer.ok) throw new Error("its numbers did not arrive")
+  const text = await answer.text()
+  if (self.told.address === address) Object.assign(self, { address, fetched: text })
 }
 
 // The cells of a raster are sent as numbers, and once what each number means.
@@ -96,8 +108,15 @@ function listen(self) {
   })
 }
 
+function fail(self, error) {
+  if (self.drawn) window.Plotly.purge(self.host)
+  self.drawn = null
+  self.host.toggleAttribute("data-waiting", false)
+  self.host.textContent = `This figure cannot be drawn: ${error.message}. Reload the page.`
+}
+
 function create(host) {
-  const self = { host, told: null, drawn: null, width: 0, height: 0 }
+  const self = { host, told: null, drawn: null, address: null, fetched: null, width: 0, height: 0 }
   self.options = options(self) // one object: Plotly begins anew where another one comes
   self.sized = new ResizeObserver(([{ contentRect: { width, height } }]) => {
     if (!self.drawn || !width || (width === self.width && height === self.height)) return
@@ -115,12 +134,13 @@ export default function ({ data, parentElement, setTriggerValue }) {
   if (!self) { self = create(host); instances.set(host, self) }
   host.setAttribute("aria-label", data.alt)
   if (!self.drawn) host.style.height = `${data.height}px`
+  waiting.delete(self)
   self.told = data
   self.tell = setTriggerValue
   host.toggleAttribute("data-waiting", true)
-  load(data.library).then(
-    () => { if (instances.get(host) === self) { waiting.add(self); ask() } },
-    error => { host.textContent = `This figure cannot be drawn: ${error.message}. Reload the page.` },
+  Promise.all([load(data.library), fetchTraces(self, data)]).then(
+    () => { if (instances.get(host) === self && self.told === data) { waiting.add(self); ask() } },
+    error => { if (self.told === data) fail(self, error) },
   )
   return () => {
     instances.delete(host)

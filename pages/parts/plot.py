@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 import streamlit as st
 from streamlit.components.v1 import declare_component
 
+from pages.parts import sent_once
+
 if TYPE_CHECKING:
     from analysis.plotly_spec import Spec
 
+SHORT = 40_000  # characters of traces that are sent with every run
 _HTML = '<div class="kv-plot" role="figure"></div>'
 _component = st.components.v2.component(
     "kvscope_plot",
@@ -38,9 +41,12 @@ def plot(
 
     layout = dict(spec.layout)
     height, shapes = layout.pop("height"), layout.pop("shapes")
+    traces = to_json(spec.traces)
+    where = sent_once.address(traces.encode(), key) if len(traces) > SHORT else None
     data = {
         "library": _library(),
-        "traces": to_json(spec.traces),
+        "traces": None if where else traces,
+        "address": where,
         "layout": to_json(layout),
         "shapes": to_json(shapes),
         "height": height,

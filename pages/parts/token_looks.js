@@ -1,5 +1,5 @@
 // The two looks of a text: the attention of one query, and what a policy has evicted.
-// A look decodes its data (read), knows whether a step has arrived (ready), paints one token,
+// A look decodes its data (read, which tells when what it fetches has arrived), knows whether a step has arrived (ready), paints one token,
 // and finds the words for the bar, for a token and for what lies out of sight.
 
 const FULL_SHADE = 0.5            // the weight that gets the full shade
@@ -57,15 +57,22 @@ const counted = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s
 
 const ATTENTION = {
   help: "Point at a token for its weight; click it to look from there. Arrow keys move, Enter looks, ↑ ↓ change the step, space plays.",
-  read(self) {
-    if (self.sent === self.data.rows) return // another step of those that are here already
-    self.sent = self.data.rows
-    self.rows = Float32Array.from(new Uint16Array(bytes(self.sent)), bits => HALF[bits])
+  read(self, arrived) {
+    const { rows } = self.data
+    if (self.sent === rows) return // another step of those that are here already
+    Object.assign(self, { sent: rows, rows: null, lost: false })
+    fetch(new URL(rows, document.baseURI)).then(answer => answer.ok ? answer.arrayBuffer() : null, () => null).then(sent => {
+      if (self.sent !== rows) return
+      self.rows = sent && new Uint16Array(sent)
+      self.lost = !sent
+      arrived()
+    })
   },
-  ready: inWindow,
+  ready: self => Boolean(self.rows) && inWindow(self),
   row(self) {
+    if (!this.ready(self)) return null
     const start = (self.step - self.data.firstStep) * self.data.length
-    return inWindow(self) ? self.rows.subarray(start, start + self.data.length) : null
+    return Float32Array.from(self.rows.subarray(start, start + self.data.length), bits => HALF[bits])
   },
   legend(self) {
     return [element("span", "quiet", "attention"), ...(self.data.log ? [0.003, 0.01, 0.1, 1] : [0.01, 0.05, 0.2, 0.5])
@@ -76,7 +83,7 @@ const ATTENTION = {
     const { data, row } = self
     return shadeOf(row && !(data.hideSink && at < data.sink) ? row[at] : 0, data.log)
   },
-  where: () => "",
+  where: self => self.lost ? " · its attention did not arrive: reload the page" : "",
   words(self, index, at) {
     if (at > positionOf(self)) return " · comes after this step"
     if (!self.row) return ""

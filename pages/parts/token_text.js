@@ -2,6 +2,7 @@
 // Everything the reader typed reaches the page through textContent only.
 
 const FRAME_MS = 220              // one step while playing
+const QUIET_MS = 120, IDLE_MS = 400 // what is not on the screen waits until nothing more arrives
 const COMMIT_MS = 300             // quiet time before the page is told about a new step
 const LOOKS = { attention: ATTENTION, eviction: EVICTION }
 const instances = new WeakMap()
@@ -17,7 +18,11 @@ function create(root) {
     above: root.querySelector(".above"), below: root.querySelector(".below"), mark: root.querySelector(".mark"),
     tokens: [], signature: null, step: 0, cursor: null, marked: null, anchor: null,
     playing: false, timer: null, commitTimer: null, pending: false, send: null, sent: null,
+    lines: null, later: 0, idle: 0,
   }
+  self.sized = new ResizeObserver(() => { self.lines = null; edges(self) })
+  self.sized.observe(self.text)
+  document.fonts.ready.then(() => { self.lines = null })
   self.play.onclick = () => toggle(self)
   self.back.onclick = () => { pause(self); move(self, -1) }
   self.next.onclick = () => { pause(self); move(self, 1) }
@@ -82,12 +87,35 @@ function build(self) {
     return token
   })
   self.text.append(part)
-  self.cursor = null
+  self.signature = data.signature
+  self.lines = self.cursor = null
   select(self, null)
+  const query = self.tokens[positionOf(self) - data.first]
+  if (query) self.text.scrollTop = Math.max(0, query.offsetTop - self.text.clientHeight / 2)
+}
+
+// What came from the server: at once where it is on the screen, otherwise when nothing else waits.
+function refresh(self) {
+  const { top, bottom } = self.text.getBoundingClientRect()
+  forget(self)
+  where(self)
+  self.text.toggleAttribute("data-waiting", true)
+  if (!self.look.ready(self)) return       // its numbers are on their way
+  if (bottom > 0 && top < innerHeight) return paint(self)
+  self.later = setTimeout(() => {
+    self.idle = requestIdleCallback(() => paint(self), { timeout: IDLE_MS })
+  }, QUIET_MS)
+}
+
+function forget(self) {
+  clearTimeout(self.later)
+  cancelIdleCallback(self.idle)
 }
 
 function paint(self) {
   const { data } = self, position = positionOf(self)
+  forget(self)
+  if (self.signature !== data.signature) build(self)
   self.look.start(self)
   self.tokens.forEach((token, index) => {
     const at = data.first + index, shade = self.look.token(self, token, index, at)
@@ -95,24 +123,29 @@ function paint(self) {
     token.classList.toggle("future", at > position)
     token.classList.toggle("query", at === position)
   })
-  const last = data.length - data.prompt
+  where(self)
+  edges(self)
+  describe(self, self.cursor)
+  self.text.toggleAttribute("data-waiting", false)
+}
+
+function where(self) {
+  const { data } = self, position = positionOf(self), last = data.length - data.prompt
   self.where.textContent = (self.step > 0
     ? `Step ${whole(self.step)} of ${whole(last)}, position ${whole(position)}`
     : data.lowest === 0 ? `Step 0 of ${whole(last)}, the end of prefill`
     : `Step ${whole(self.step)} (prompt token at position ${whole(position)})`) + self.look.where(self)
-  edges(self)
   self.back.disabled = self.step <= data.lowest
   self.next.disabled = self.step >= data.highest
-  describe(self, self.cursor)
 }
 
 // What the look finds worth telling of tokens above and below what is in sight.
 function edges(self) {
   const { data, text } = self, top = text.scrollTop, bottom = top + text.clientHeight
+  self.lines ??= self.tokens.map(({ offsetTop, offsetHeight }) => [offsetTop, offsetTop + offsetHeight])
   const side = at => {
-    const index = at - data.first, token = self.tokens[index]
-    return index < 0 || (token && token.offsetTop + token.offsetHeight <= top) ? 0
-      : !token || token.offsetTop >= bottom ? 1 : null
+    const index = at - data.first, line = self.lines[index]
+    return index < 0 || (line && line[1] <= top) ? 0 : !line || line[0] >= bottom ? 1 : null
   }
   const told = self.look.edges(self, side)
   for (const [which, button, arrow, where] of [[0, self.above, "▲", "above"], [1, self.below, "▼", "below"]]) {
@@ -225,18 +258,17 @@ export default function (component) {
   root.classList.toggle("dark", data.dark)
   root.classList.toggle("eviction", data.look === "eviction")
   self.text.setAttribute("aria-label", data.alt)
-  self.look.read(self)
+  self.look.read(self, () => refresh(self))
   self.ids = new Int32Array(bytes(data.ids))
-  if (!self.pending && (!self.playing || !self.look.ready(self))) self.step = data.step
-  const fresh = self.signature !== data.signature
-  if (fresh) { self.signature = data.signature; build(self) }
+  if (!self.pending && (!self.playing || !inWindow(self))) self.step = data.step
+  if (!self.signature) build(self)         // at once: it takes its place on the page
   self.legend.replaceChildren(...self.look.legend(self))
-  paint(self)
-  const query = self.tokens[positionOf(self) - data.first]
-  if (fresh && query) {
-    const text = self.text
-    text.scrollTop = Math.max(0, query.offsetTop - text.clientHeight / 2)
+  refresh(self)
+  return () => {
+    clearInterval(self.timer)
+    clearTimeout(self.commitTimer)
+    forget(self)
+    self.sized.disconnect()
+    instances.delete(root)
   }
-  edges(self)
-  return () => { clearInterval(self.timer); clearTimeout(self.commitTimer); instances.delete(root) }
 }

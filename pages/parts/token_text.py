@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import streamlit as st
 
+from pages.parts import sent_once
+
 if TYPE_CHECKING:
     from analysis.attention import TokenView
     from analysis.eviction_text import Changes, EvictionView
@@ -58,7 +60,7 @@ def token_text(
     moved to."""
     data = _page(view, dark) | {
         "look": "attention",
-        "rows": _base64(view.rows.astype("<f2")),
+        "rows": _address(view.rows.astype("<f2", copy=False), key),
         "log": log,
         "hideSink": hide_sink,
         "sink": int(sink),
@@ -140,6 +142,12 @@ def _changes(changes: Changes, kind: str) -> dict[str, str]:
         "tokens": _base64(changes.tokens.astype("<u2")),
         "values": _base64(changes.values.astype(kind)),
     }
+
+
+def _address(array: np.ndarray, key: str) -> str:
+    """Where the browser fetches numbers that stay the same over many steps."""
+    found = sent_once.address(array.tobytes(), key)
+    return found or f"data:application/octet-stream;base64,{_base64(array)}"
 
 
 def _base64(array: np.ndarray) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -224,6 +225,45 @@ def test_without_its_library_a_figure_says_so(show: Show) -> None:
     show(GRID, library="missing.js")
     page.get_by_text("This figure cannot be drawn").wait_for()
     assert "Reload the page." in page.locator("#one").inner_text()
+
+
+@pytest.mark.browser
+def test_many_numbers_are_fetched_once_and_drawn_when_they_arrive(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: dict[str, bytes] = {}
+
+    def address(data: bytes, key: str) -> str:
+        name = f"media/{hashlib.sha256(data).hexdigest()[:8]}.bin"
+        files[name] = data
+        return name
+
+    page = show(LINES, "two")
+    monkeypatch.setattr(component, "SHORT", 0)
+    monkeypatch.setattr("pages.parts.sent_once.address", address)
+    fetched: list[str] = []
+
+    def give(route: Any) -> None:
+        name = route.request.url.removeprefix(ADDRESS)
+        fetched.append(name)
+        if len(fetched) == 2:
+            route.fulfill(status=404)
+        else:
+            route.fulfill(body=files[name])
+
+    page.route(ADDRESS + "media/*", give)
+    show(GRID)
+    drawn(page)
+    show(replace(GRID, markers=(Marker("cell", 1, 1, selected=True),)))  # the same cells
+    page.wait_for_function("document.querySelector('#one .kv-plot').layout.shapes.length === 1")
+    assert len(fetched) == 1
+    half = replace(GRID, arrays={"z": GRID.arrays["z"] / 2})
+    show(half)
+    page.get_by_text("its numbers did not arrive").wait_for()
+    show(replace(half, title="told again"))
+    drawn(page)
+    assert page.evaluate("document.querySelector('#one .kv-plot').data.length") == 1
+    assert len(fetched) == 3 and page.get_by_text("cannot be drawn").count() == 0
 
 
 @pytest.mark.browser
