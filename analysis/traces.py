@@ -41,8 +41,8 @@ def trace_from(
             raise AnalysisError(f"This run has no layer {layer}; it has layers 0 to {count - 1}.")
     if not isinstance(source, Trace):
         return source.trace(layers=chosen, lookahead=lookahead, second_reading=second_reading)
-    if layers is None:
-        return source
+    if chosen == list(range(count)):
+        return source  # with what earlier replays worked out
 
     def some(values: Sequence[Any] | None) -> list[Any] | None:
         return None if values is None else [values[layer] for layer in chosen]

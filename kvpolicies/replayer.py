@@ -18,6 +18,8 @@ from kvpolicies.result import Result
 from kvpolicies.run import LayerRun
 from kvpolicies.view import Extras
 
+KEPT_CELLS = 1 << 24  # logits of a short trace that the next replay finds again: 64 MB
+
 if TYPE_CHECKING:
     from kvpolicies.policy import Policy
     from kvpolicies.trace import Trace
@@ -215,16 +217,22 @@ class _Replay:
             for position in range(trace.prompt_length, trace.length):
                 yield position, None
             return
-        size = max(1, BLOCK_CELLS // (trace.query_heads * trace.length))
+        width = trace.query_heads * trace.length
+        keeps = trace.layers * trace.response_length * width <= KEPT_CELLS
+        size = max(1, trace.response_length if keeps else BLOCK_CELLS // width)
         for start in range(trace.prompt_length, trace.length, size):
             stop = min(trace.length, start + size)
-            logits = scaled_logits(
-                trace.queries[layer][:, start:stop],
-                trace.keys[layer][:, :stop],
-                run.scaling,
-                run.softcap,
-            )
-            by_step = logits.transpose(0, 1).contiguous()  # (steps, query_heads, positions)
+            by_step = trace.logits.get(layer)
+            if by_step is None:
+                logits = scaled_logits(
+                    trace.queries[layer][:, start:stop],
+                    trace.keys[layer][:, :stop],
+                    run.scaling,
+                    run.softcap,
+                )
+                by_step = logits.transpose(0, 1).contiguous()  # (steps, query_heads, positions)
+            if keeps:
+                trace.logits[layer] = by_step
             for number in range(stop - start):
                 yield start + number, by_step[number]
 

@@ -24,7 +24,8 @@ class Trace:
     context's second copy), `output_norms` (per layer (query_heads, P + T), the norm of v W_O) and
     `prompt_attention` (per layer (query_heads, P), attention each prompt entry received from all
     prompt queries, when it was already derived). `statistics` fills up, per layer and name, with
-    what replays work out of the whole prompt or its second reading, so that it is done once.
+    what replays work out of the whole prompt or its second reading, so that it is done once;
+    `logits`, of a short trace only, with those of each layer's response (T, query_heads, P + T).
 
     Raises ValueError when shapes do not belong together.
     """
@@ -43,6 +44,7 @@ class Trace:
     output_norms: Sequence[torch.Tensor] | None = None
     prompt_attention: Sequence[torch.Tensor] | None = None
     statistics: dict[int, dict[str, torch.Tensor]] = field(init=False, default_factory=dict)
+    logits: dict[int, torch.Tensor] = field(init=False, default_factory=dict)
     length: int = field(init=False)
 
     def __post_init__(self) -> None:

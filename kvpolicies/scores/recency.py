@@ -150,7 +150,7 @@ class Recurrence(Score):
         active = view.received() >= view.uniform_multiple(self.alpha)
         pause = view.step - stamp
         torch.where(active, torch.maximum(mri, pause), mri, out=mri)
-        stamp[active] = view.step
+        stamp.masked_fill_(active, view.step)
 
     def score(self, view: View) -> Tensor:
         stamp, mri = view.entries.statistics["stamp"], view.entries.statistics["mri"]
