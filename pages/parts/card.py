@@ -60,10 +60,12 @@ def _clicked(
 def how_to_read(notes: Mapping[str, str | Note]) -> None:
     """The words below the figures, by name; formulas and sources one click away."""
     st.subheader("How to read it", anchor=False)
-    for name, note in notes.items():
-        words = note if isinstance(note, str) else note.how_to_read
-        st.markdown(f"**{plain(name)}.** {plain(words)}")
-    with st.expander("Formulas and sources"):
+    told = {name: n if isinstance(n, str) else n.how_to_read for name, n in notes.items()}
+    st.markdown("\n\n".join(f"**{plain(name)}.** {plain(words)}" for name, words in told.items()))
+    more = st.expander("Formulas and sources", key="formulas", on_change="rerun")
+    if not more.open:
+        return
+    with more:
         for name, note in notes.items():
             if isinstance(note, Note) and note.formula:
                 st.markdown(f"**{plain(name)}**")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pages.parts.recurrence_view import Look
 
 WINDOW = 25  # the policy's own default
+SCORE_HEIGHT = 460  # it is as wide as the page
 AXES = ("the policies", "with the full cache")
 EVICTED_COLUMNS = {
     "decisions": "Decisions",
@@ -55,6 +56,7 @@ def _curves(look: Look, term: str, h1: str, h2: str) -> Figure | None:
         key=f"score-{term}",
         run_id=look.run_id,
         link=look.link(),
+        height=SCORE_HEIGHT if term == "I" else paper_view.HEIGHT,
     )
 
 

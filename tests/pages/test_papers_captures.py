@@ -106,7 +106,8 @@ def test_every_panel_says_how_to_read_it(home: Path, open_at: Open, page: str) -
         with drawn.listening() as seen:
             app = open_at(page, run=made.run_id, **{key: panel, "L": "8", "alpha": "0.05"})
         there = said(app).replace("\u200b", "")
-        formulas = [element.value for element in app.text]
+        app.session_state["formulas"] = True  # opened
+        formulas = [element.value for element in app.run().text]
         figures = {name: figure for name, (figure, _) in seen.figures.items()}
         for name, figure in figures.items():
             if figure.mark == "text":
