@@ -158,6 +158,7 @@ class _Run:
         def on_layer(layer: int) -> None:
             nonlocal layers_done
             self._stop_if_cancelled()
+            writer.check()
             if layers_done < chunks * facts.layers:
                 self._report("prefill", layers_done, chunks * facts.layers)
                 layers_done += 1

@@ -21,6 +21,7 @@ HALF_MAX = float(torch.finfo(torch.float16).max)
 ROWS_AT_ONCE = 16  # attention rows computed together: 16 x heads x positions float32
 FEWEST_ROWS = 2
 ENDING_ROWS = 8  # as few as this, and the end is near
+STATISTIC_ROWS = 40_000  # held back: an insert costs more than ten thousand of them
 SINK = 4
 RECENT = 32
 
@@ -66,6 +67,7 @@ class Recorder:
         self._seen = 0
         self.clamped = 0  # state values outside float16's range, stored as its largest number
         self._statistics: dict[str, list[dict[str, np.ndarray]]] = {}
+        self._noted = 0  # rows of them
         shape = (facts.layers, facts.kv_heads, length)
         self._key_norm = np.zeros(shape, np.float32)
         self._value_norm = np.zeros(shape, np.float32)
@@ -121,6 +123,7 @@ class Recorder:
         self._background.submit(self._decoded, self._seen - steps, self._pending)
         self._pending = {}
         if ENDING_ROWS <= steps < ROWS_AT_ONCE:
+            self._background.submit(self._write_statistics)
             self._background.submit(self._writer.end_is_near)
 
     def _prefilled(
@@ -138,8 +141,6 @@ class Recorder:
         skip = max(0, self._prompt_length - self._window - first)
         if skip < count:
             self._rows(layer, first + skip, queries[:, skip:], keys)
-        if first + count == self._prompt_length and layer == self._facts.layers - 1:
-            self._write_statistics()
 
     def _decoded(self, first: int, layers: dict[int, _Pending]) -> None:
         """Some decode steps of all layers, the first at position `first`."""
@@ -150,9 +151,11 @@ class Recorder:
             steps = queries.shape[1]
             self._store_states(layer, first, queries, keys[:, -steps:], values[:, -steps:])
             self._rows(layer, first, queries, keys)
-        self._write_statistics()
+        if self._noted >= STATISTIC_ROWS:
+            self._write_statistics()
 
     def _write_kv_statistics(self, length: int) -> None:
+        self._write_statistics()
         facts = self._facts
         shape = (facts.layers, facts.kv_heads, length)
         names = ("layer", "head", "position")
@@ -263,14 +266,16 @@ class Recorder:
 
     def _note(self, table: str, columns: dict[str, np.ndarray]) -> None:
         self._statistics.setdefault(table, []).append(columns)
+        self._noted += len(columns["step"])
 
     def _write_statistics(self) -> None:
-        """One batch per table for all layers: many small ones would cost more than they hold."""
+        """One batch per table: many small ones would cost more than they hold."""
         for table, parts in self._statistics.items():
             self._writer.add(
                 table, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             )
         self._statistics.clear()
+        self._noted = 0
 
 
 def _grid(heads: int, steps: int, ranks: int, *, layer: int, step: int) -> dict[str, Any]:

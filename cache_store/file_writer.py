@@ -30,11 +30,14 @@ from cache_store.storage import connect
 # disk yet, at most one of each table, fits in memory. No log: a crash discards the whole file.
 _STORAGE = "BLOCK_SIZE 16384, ROW_GROUP_SIZE 2048, RECOVERY_MODE no_wal_writes"
 _DATABASE = "target"
-FINISHING_THREADS = 2  # who finishes has nothing else to do
 
 
 class FileWriter:
-    """One DuckDB file under its partial name: insert batches, then rename or vanish."""
+    """One DuckDB file under its partial name: insert batches, then rename or vanish.
+
+    The file is opened in a thread, while its writer prepares what goes in; what stands in the way
+    is raised by `check` or by whatever comes first.
+    """
 
     def __init__(
         self,
@@ -58,33 +61,51 @@ class FileWriter:
                 raise StoreError(f"Another process is already writing {path}; wait for it to end.")
         except OSError as error:
             raise _write_error(path, error) from error
+        self._error: duckdb.Error | OSError | None = None
+        self._opening = threading.Thread(
+            target=self._open, args=(memory_limit, threads), name="open", daemon=True
+        )
+        self._opening.start()
+
+    def _open(self, memory_limit: str, threads: int) -> None:
         try:
             remove_partial(self.partial)  # its writer is gone: we hold the lock
-            self._connection = connect(
+            self._connection = connection = connect(
                 memory_limit=memory_limit, threads=threads, spill=spill_folder(self.partial)
             )
             # A full row group goes to disk at once instead of with four others: less memory, and
             # less left to write when the run is over.
-            self._connection.execute("SET write_buffer_row_group_count = 1")
+            connection.execute("SET write_buffer_row_group_count = 1")
             target = str(self.partial).replace("'", "''")
-            self._connection.execute(f"ATTACH '{target}' AS {_DATABASE} ({_STORAGE})")
-            for table in tables.values():
-                self._connection.execute(table.create(_DATABASE))
+            connection.execute(f"ATTACH '{target}' AS {_DATABASE} ({_STORAGE})")
+            for table in self._tables.values():
+                connection.execute(table.create(_DATABASE))
             # One transaction for the whole file: each row group goes to disk once, when it is
             # full. After a commit or checkpoint the last one of every table would be written anew.
-            self._connection.execute("BEGIN")
+            connection.execute("BEGIN")
         except (duckdb.Error, OSError) as error:
+            self._error = error
+
+    def check(self) -> None:
+        """Raises StoreError where the file could not be opened, as far as that is known."""
+        if self._error is not None:
             self.discard()
-            raise _write_error(path, error) from error
+            raise _write_error(self.path, self._error) from self._error
+
+    def _opened(self) -> duckdb.DuckDBPyConnection:
+        self._opening.join()
+        self.check()
+        if self._connection is None:
+            raise StoreError(f"{self.path} is already closed; open a new writer.")
+        return self._connection
 
     def insert(self, name: str, batch: pa.Table) -> None:
         """Append an Arrow table whose columns are in the table's order."""
-        if self._connection is None:
-            raise StoreError(f"{self.path} is already closed; open a new writer.")
+        connection = self._opened()
         try:
-            self._connection.register("batch", batch)
-            self._connection.execute(f"INSERT INTO {_DATABASE}.main.{_quote(name)} FROM batch")
-            self._connection.unregister("batch")
+            connection.register("batch", batch)
+            connection.execute(f"INSERT INTO {_DATABASE}.main.{_quote(name)} FROM batch")
+            connection.unregister("batch")
             self.raw_bytes += batch.nbytes
             self._early.grown(batch.nbytes)
         except (duckdb.Error, OSError) as error:
@@ -93,14 +114,13 @@ class FileWriter:
 
     def create(self, name: str, batch: pa.Table) -> None:
         """Create a table with the Arrow table's own columns, then append it."""
-        if self._connection is None:
-            raise StoreError(f"{self.path} is already closed; open a new writer.")
+        connection = self._opened()
         try:
-            self._connection.register("batch", batch)
-            self._connection.execute(
+            connection.register("batch", batch)
+            connection.execute(
                 f"CREATE TABLE {_DATABASE}.main.{_quote(name)} AS FROM batch LIMIT 0"
             )
-            self._connection.unregister("batch")
+            connection.unregister("batch")
         except duckdb.Error as error:
             self.discard()
             raise _write_error(self.path, error) from error
@@ -112,15 +132,13 @@ class FileWriter:
 
     def publish(self) -> None:
         """Make the file visible: checkpoint, close, flush to disk, rename."""
-        if self._connection is None:
-            raise StoreError(f"{self.path} is already closed; open a new writer.")
+        connection = self._opened()
         try:
-            self._connection.execute(f"SET threads = {FINISHING_THREADS}")
-            self._connection.execute("COMMIT")
-            self._connection.execute(f"CHECKPOINT {_DATABASE}")
-            self._connection.execute(f"DETACH {_DATABASE}")
+            connection.execute("COMMIT")
+            connection.execute(f"CHECKPOINT {_DATABASE}")
+            connection.execute(f"DETACH {_DATABASE}")
             # What is left of it is memory to give back, which nobody needs to wait for.
-            threading.Thread(target=self._connection.close, name="close").start()
+            threading.Thread(target=connection.close, name="close").start()
             self._connection = None
             self._early.stop()
             sync(self.partial)
@@ -135,6 +153,7 @@ class FileWriter:
 
     def discard(self) -> None:
         """Close and remove the partial file; nothing was ever visible."""
+        self._opening.join()
         if self._connection is not None:
             with contextlib.suppress(duckdb.Error):
                 self._connection.close()
@@ -155,10 +174,8 @@ class FileWriter:
             wrong = sorted(set(columns) ^ set(expected))
             raise StoreError(f"Table {name} has the columns {', '.join(expected)}; see {wrong}.")
         try:
-            return pa.table(
-                [_arrow(columns[column.name], column.arrow) for column in table.columns],
-                schema=table.arrow,
-            )
+            arrays = [_arrow(columns[column.name], column.arrow) for column in table.columns]
+            return pa.table(arrays, names=expected)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"Table {name} cannot hold these values: {error}") from error
 
@@ -183,7 +200,8 @@ def one_row(table: str, row: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def _arrow(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     if isinstance(values, pa.Array | pa.ChunkedArray):
-        return values if values.type == kind else values.cast(kind)
+        views = pa.types.is_large_binary(kind) and pa.types.is_binary_view(values.type)
+        return values if views or values.type == kind else values.cast(kind)
     if kind == pa.large_binary() and isinstance(values, np.ndarray):
         return blob_array(values)
     return pa.array(values, kind)

@@ -1,6 +1,7 @@
 """Writing captures and derived files: streamed under a partial name, renamed when complete."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from cache_store.files import (
     sweep_partials,
 )
 from cache_store.schema import (
+    LARGEST,
     REQUIRED,
     SCHEMA_VERSION,
     STATE_KINDS,
     TABLES,
     blob_array,
+    view_array,
 )
 
 __all__ = ["CaptureWriter", "DerivedWriter", "derived_key", "derived_path", "sweep_partials"]
@@ -31,7 +34,7 @@ __all__ = ["CaptureWriter", "DerivedWriter", "derived_key", "derived_path", "swe
 # Of one state blob. DuckDB holds a row group of 2,048 of them in memory until it is full.
 _BLOCK_BYTES = 8 * 1024
 _FLUSH_BYTES = 16 * 1024 * 1024  # of attention rows held back
-_STATE_BYTES = 1024 * 1024  # of states held back: an insert costs as much as half of them
+_STATE_BYTES = 4 * 1024 * 1024  # of states held back: an insert costs as much as half a megabyte
 
 
 class CaptureWriter(Closing):
@@ -57,9 +60,9 @@ class CaptureWriter(Closing):
         partial = path.with_name(path.name + PARTIAL)
         self._file = FileWriter(path, partial, TABLES, memory_limit=memory_limit, threads=threads)
         self._states: dict[tuple[int, str], _Pending] = {}
-        self._blocks: list[pa.Table] = []  # of states, complete, not yet inserted
+        self._blocks: list[_Blocks] = []  # of states, complete, not yet inserted
         self._block_bytes = 0
-        self._attention: list[tuple[int, np.ndarray, np.ndarray, list[np.ndarray]]] = []
+        self._attention: list[_Rows] = []  # held back
         self._attention_bytes = 0
         self._created_at = datetime.now(UTC).replace(tzinfo=None)
 
@@ -67,6 +70,10 @@ class CaptureWriter(Closing):
     def raw_bytes(self) -> int:
         """Bytes of the values handed over so far, before storage."""
         return self._file.raw_bytes
+
+    def check(self) -> None:
+        """Raises StoreError where the file cannot be written, as far as that is known by now."""
+        self._file.check()
 
     def add(self, table: str, columns: Mapping[str, Any]) -> None:
         """Append rows to `token`, `attention_top`, `step_stat` or `kv_stat` as one Arrow batch.
@@ -104,20 +111,25 @@ class CaptureWriter(Closing):
 
         One step: rows (query_heads, n), the query sits at position n - 1.
         Steps (m,), consecutive: rows (query_heads, m, n), zero where a row is shorter than n;
-        the last query sits at position n - 1, the others right before it.
+        the last query sits at position n - 1, the others right before it. These are held back as
+        they are, if float16: do not change them afterwards.
         """
-        rows = np.array(rows, dtype=np.float16)  # a copy: rows are held back
         steps = np.atleast_1d(np.asarray(step, dtype=np.int32))
         if rows.ndim == 2:
-            rows = rows[:, None, :]  # (heads, 1, n)
+            rows = rows.astype(np.float16)[:, None, :]  # (heads, 1, n), a copy
+        rows = np.ascontiguousarray(rows, dtype=np.float16)
         _, count, length = rows.shape
         if count != len(steps) or np.any(np.diff(steps) != 1) or length < count:
             raise StoreError(
                 f"Attention rows {rows.shape} do not fit the consecutive steps {steps.tolist()}."
             )
+        if rows.nbytes > LARGEST:
+            raise StoreError(
+                f"Attention rows {rows.shape} are {rows.nbytes:,} bytes; hand over at most "
+                f"{LARGEST:,} at once."
+            )
         positions = length - count + np.arange(count, dtype=np.int32)
-        cut = [rows[:, i, : position + 1] for i, position in enumerate(positions)]
-        self._attention.append((layer, steps, positions, cut))
+        self._attention.append(_Rows(layer, steps, positions, rows))
         self._attention_bytes += rows.nbytes
         if self._attention_bytes >= _FLUSH_BYTES:
             self._write_attention()
@@ -162,45 +174,74 @@ class CaptureWriter(Closing):
     def _hold_states(
         self, layer: int, kind: str, blocks: list[tuple[int, int, np.ndarray]]
     ) -> None:
-        for first, block, states in blocks:  # states (blocks, heads, count, head_dim)
-            number, count = states.shape[0], states.shape[2]
-            order = np.arange(number, dtype=np.int32)
-            batch = {
-                "layer": np.full(number, layer, np.int32),
-                "kind": [kind] * number,
-                "block": block + order,
-                "position": first + order * count,
-                "count": np.full(number, count, np.int32),
-                "data": blob_array(states),
-            }
-            self._blocks.append(self._file.batch("state", batch))
+        for first, block, states in blocks:
+            self._blocks.append(_Blocks(layer, kind, first, block, states))
             self._block_bytes += states.nbytes
 
     def _write_states(self) -> None:
-        blocks, self._blocks, self._block_bytes = self._blocks, [], 0
-        if blocks:
-            self._file.insert("state", pa.concat_tables(blocks))
+        held, self._blocks, self._block_bytes = self._blocks, [], 0
+        if not held:
+            return
+        each = [len(blocks.states) for blocks in held]
+        order = np.concatenate([np.arange(number, dtype=np.int32) for number in each])
+
+        def column(name: str) -> np.ndarray:
+            values = [getattr(blocks, name) for blocks in held]
+            return np.repeat(np.array(values, np.int32), each)
+
+        count = column("count")
+        batch = {
+            "layer": column("layer"),
+            "kind": np.repeat([blocks.kind for blocks in held], each),
+            "block": column("block") + order,
+            "position": column("first") + order * count,
+            "count": count,
+            "data": pa.chunked_array([blob_array(blocks.states) for blocks in held]),
+        }
+        self._file.insert("state", self._file.batch("state", batch))
 
     def _write_attention(self) -> None:
         """Write the rows held back, ordered by layer, head and step so that zone maps work."""
-        pending, self._attention, self._attention_bytes = self._attention, [], 0
-        layers: dict[int, list[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]] = {}
-        for layer, steps, positions, cut in pending:
-            layers.setdefault(layer, []).append((steps, positions, cut))
-        for layer, pieces in sorted(layers.items()):
-            steps = np.concatenate([piece[0] for piece in pieces])
-            positions = np.concatenate([piece[1] for piece in pieces])
-            cuts = [cut for piece in pieces for cut in piece[2]]  # each (heads, position + 1)
-            heads = len(cuts[0])
-            count = len(cuts)
-            batch = {
-                "layer": np.full(heads * count, layer, np.int32),
-                "head": np.repeat(np.arange(heads, dtype=np.int32), count),
-                "step": np.tile(steps, heads),
-                "position": np.tile(positions, heads),
-                "row": _ragged([cut[head] for head in range(heads) for cut in cuts]),
-            }
-            self._file.insert("attention", self._file.batch("attention", batch))
+        held, self._attention, self._attention_bytes = self._attention, [], 0
+        if not held:
+            return
+        grids = [np.broadcast_arrays(np.arange(len(o.rows))[:, None], o.steps) for o in held]
+        columns = {
+            "layer": np.repeat([o.layer for o in held], [grid[0].size for grid in grids]),
+            "head": np.concatenate([head.ravel() for head, _ in grids]),
+            "step": np.concatenate([step.ravel() for _, step in grids]),
+            "position": np.concatenate([np.tile(o.positions, len(o.rows)) for o in held]),
+        }
+        sorting = np.lexsort((columns["step"], columns["head"], columns["layer"]))
+        batch = {name: values[sorting].astype(np.int32) for name, values in columns.items()}
+        lengths = [o.positions + 1 for o in held]
+        rows = view_array([o.rows for o in held], lengths, sorting)
+        self._file.insert("attention", self._file.batch("attention", batch | {"row": rows}))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Attention rows (heads, m, n) float16 of consecutive steps and their positions, (m,) each."""
+
+    layer: int
+    steps: np.ndarray
+    positions: np.ndarray
+    rows: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Blocks of states (blocks, heads, count, head_dim), the first of them with number `block`."""
+
+    layer: int
+    kind: str
+    first: int
+    block: int
+    states: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return int(self.states.shape[2])
 
 
 class _Pending:
@@ -244,12 +285,3 @@ class _Pending:
         self._block += whole
         self._pieces = [rest.copy()] if rest.shape[1] else []
         return taken
-
-
-def _ragged(rows: list[np.ndarray]) -> pa.Array:
-    """Rows of different lengths as one binary column, through one buffer."""
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([row.nbytes for row in rows], out=offsets[1:])
-    data = np.concatenate(rows).view(np.uint8)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.large_binary(), len(rows), buffers)

@@ -1,11 +1,13 @@
 """A file is visible when it is complete, or not at all."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +29,13 @@ ENDLESS = """
     from cache_store.writer import CaptureWriter
     writer_module._BLOCK_BYTES = 1024  # full row groups, and so the disk, are reached soon
     folder, said = Path(sys.argv[1]), False
+    partial = folder / "capture.duckdb.partial"
     states = np.random.default_rng(0).standard_normal((4, 1024, 64)).astype(np.float16)
     try:
         with CaptureWriter(folder, folder.name) as writer:
             for layer in range(int(sys.argv[2])):
                 writer.add_states(layer, "k", 0, states)
-                if not said and (folder / "capture.duckdb.partial").stat().st_size > 1_000_000:
+                if not said and partial.exists() and partial.stat().st_size > 1_000_000:
                     said = True
                     print("writing", flush=True)
     except StoreError as error:
@@ -68,6 +71,7 @@ def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
         CaptureWriter(folder, sample.run_id) as writer,
     ):
         sample.write_states(writer)
+        sample.write_statistics(writer)
         assert "capture.duckdb.partial" in files(folder)
         raise RuntimeError("cancelled")
     assert files(folder) == []
@@ -108,6 +112,24 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     run_id = new_run_id()
     with pytest.raises(StoreError, match="could not be written"):
         CaptureWriter(blocked / run_id, run_id)
+
+
+def test_a_file_that_cannot_be_opened_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("cache_store.file_writer.connect", full)
+    run_id = new_run_id()
+    with (
+        pytest.raises(StoreError, match="The disk is full"),
+        CaptureWriter(tmp_path / run_id, run_id) as writer,
+    ):
+        for _ in range(1000):  # it is opened beside whatever else is prepared
+            writer.check()
+            time.sleep(0.01)
+    assert files(tmp_path / run_id) == []
 
 
 def test_one_writer_per_run(tmp_path: Path) -> None:
