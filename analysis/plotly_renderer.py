@@ -172,12 +172,18 @@ def _shape(marker: Marker, figure: Figure, colours: dict[str, str]) -> dict[str,
             "xanchor": "right" if right_half else "left",
             "yanchor": "bottom" if marker.selected else "top",
         }
+    font: dict[str, Any] = {
+        "size": 11,
+        "color": SELECTED if marker.selected else colours["text"],
+    }
+    if figure.cells is not None:  # of any colour
+        font["shadow"] = ", ".join([f"0 0 2px {colours['ground']}"] * 3)
     label = {
         "text": escaped(marker.label),
         "textposition": "end",
         "textangle": 0,
         **place,
-        "font": {"size": 11, "color": SELECTED if marker.selected else colours["text"]},
+        "font": font,
     }
     return {"type": "line", "line": line, "label": label, **across}
 

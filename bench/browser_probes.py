@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from bench.eviction_probes import PANELS, replay_defaults
-from bench.page_probes import DRAFT, SLIDERS
+from bench.page_probes import DRAFT, SLIDERS, with_question
 from bench.probes import prepared
 from tests.app_server import AppServer
 from tests.chromium import SETTLED, chromium
@@ -63,7 +63,7 @@ def waits(tokens: int, new_tokens: int) -> dict[str, Any]:
     from backend.passes import lookahead_spec, record_pass
 
     with prepared("demo", tokens, new_tokens) as (loaded, spec, home):
-        run_id = capture(spec, home, loaded=loaded)
+        run_id = capture(with_question(spec), home, loaded=loaded)
         record_pass(home, run_id, "lookahead", lookahead_spec(DRAFT, 8), loaded=loaded)
         replay_defaults(home, run_id)
         places = [

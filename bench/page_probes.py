@@ -45,6 +45,13 @@ SLIDERS: tuple[tuple[str, tuple[str, str], str, str, tuple[Any, ...]], ...] = (
 )  # fmt: skip
 
 
+def with_question(spec: Any) -> Any:
+    """The same prompt with a question of a few tokens, so that every source of task tokens is
+    there."""
+    cut = len(spec.context) - 80
+    return replace(spec, context=spec.context[:cut], question=spec.context[cut:])
+
+
 def sliders(tokens: int, new_tokens: int) -> dict[str, Any]:
     """Median seconds of server work for each of SLIDERS."""
     import torch
@@ -64,10 +71,7 @@ def sliders(tokens: int, new_tokens: int) -> dict[str, Any]:
         PagesManager.uses_pages_directory = False
 
     with prepared("demo", tokens, new_tokens) as (loaded, spec, home):
-        # a question of a few tokens, so that every source of task tokens exists
-        cut = len(spec.context) - 80
-        spec = replace(spec, context=spec.context[:cut], question=spec.context[cut:])
-        run_id = capture(spec, home, loaded=loaded)
+        run_id = capture(with_question(spec), home, loaded=loaded)
         record_pass(home, run_id, "lookahead", lookahead_spec(DRAFT, 8), loaded=loaded)
         os.environ["KVSCOPE_HOME"] = str(home)
         torch.set_num_threads(1)  # as the app does
