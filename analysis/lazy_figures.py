@@ -50,13 +50,14 @@ def evictions(
     printed = (table["form"] == FORMS["printed"]).to_numpy()
     shown = ~(shared & printed)
     which = np.where(shared, 0, np.where(printed, 2, 1)) * 2 + back
-    pieces = token_pieces(capture)
+    pieces, drawn = token_pieces(capture), table[shown]
+    positions, longest, returns = (
+        drawn[name].tolist() for name in ("position", "mri", "recurs_at")
+    )
     text = [
         f"{position:,} {visible(pieces[position])} · MRI {mri}"
         + (f", returns at step {again:,}" if again else "")
-        for position, mri, again in zip(
-            table["position"], table["mri"], table["recurs_at"], strict=True
-        )
+        for position, mri, again in zip(positions, longest, returns, strict=True)
     ]
     names = ("both forms", "released only", "printed only")
     returned = int((back & shown).sum())
@@ -76,7 +77,7 @@ def evictions(
             for told, colour in zip(("", ", return"), pair, strict=True)
         ),
         markers=() if step is None else (Marker("y", y=step, selected=True),),
-        point_text=tuple(word for word, there in zip(text, shown, strict=True) if there),
+        point_text=tuple(text),
         crowded=True,
         caption=(
             f"Evictions in KV head {kv_head} of layer {layer}, released against printed form; "

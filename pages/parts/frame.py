@@ -18,6 +18,7 @@ TITLES_SHOWN = 48
 # layer of its own, which costs the browser more than the figures of most pages do.
 _STILL = "<style>.stElementContainer, [data-stale] {transition: none; opacity: 1;}</style>"
 _FRAMED = "framed"
+_LISTED = "listed_runs"
 _UNKNOWN = "unknown_run"
 
 
@@ -52,6 +53,12 @@ def current_run() -> str | None:
     return str(run) if run else None
 
 
+def listed_runs() -> pd.DataFrame:
+    """The runs as the sidebar of this page names them: read once for a page."""
+    listed: pd.DataFrame = st.session_state[_LISTED]
+    return listed
+
+
 def heading(question: str, link_values: dict[str, Any] | None = None) -> None:
     """The page's question, and the link that reopens this view."""
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -65,7 +72,7 @@ def heading(question: str, link_values: dict[str, Any] | None = None) -> None:
 
 def _pick_run() -> None:
     """The run picker. The URL holds the run's id, so a renamed run keeps its links."""
-    runs = backstage.runs()
+    runs = st.session_state[_LISTED] = backstage.runs()
     readable = runs[runs["error"].isna()] if "error" in runs else runs
     ids = [str(run_id) for run_id in readable["id"]]
     asked = st.query_params.get("run")

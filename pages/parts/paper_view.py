@@ -59,7 +59,7 @@ def pooled_runs(run_id: str, info: CaptureInfo, needs: str) -> tuple[str, ...]:
 
     needs: "response" or "context", which a run must have for anything to be pooled.
     """
-    runs = backstage.runs()
+    runs = frame.listed_runs()
     readable = runs[runs["error"].isna() & (runs["id"] != run_id)]
     shape = [getattr(info, name) for name in _SHAPE]
     same = readable[(readable[list(_SHAPE)] == shape).all(axis=1)]
