@@ -116,6 +116,7 @@ class Recorder:
         """The last forward is done: hand over what is left and the cache entries' statistics."""
         if self._pending:
             self._flush()
+        self._background.submit(self._write_statistics)
         self._background.submit(self._write_kv_statistics, self._seen)
 
     def _flush(self) -> None:
@@ -155,7 +156,6 @@ class Recorder:
             self._write_statistics()
 
     def _write_kv_statistics(self, length: int) -> None:
-        self._write_statistics()
         facts = self._facts
         shape = (facts.layers, facts.kv_heads, length)
         names = ("layer", "head", "position")

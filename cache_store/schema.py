@@ -67,10 +67,6 @@ class Table:
     meaning: str
     columns: tuple[Column, ...]
 
-    @property
-    def arrow(self) -> pa.Schema:
-        return pa.schema([(column.name, column.arrow) for column in self.columns])
-
     def create(self, database: str) -> str:
         """The CREATE TABLE statement inside the attached `database`."""
         columns = ", ".join(column.definition for column in self.columns)

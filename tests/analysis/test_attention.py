@@ -255,6 +255,18 @@ def test_text_view_holds_a_page_and_a_window(open_capture: Opener, kind: str) ->
     assert f"on position {target}" in view.alt
 
 
+def test_text_view_of_some_heads_is_their_mean(open_capture: Opener) -> None:
+    made, capture = open_capture("grouped")
+    view = text_view(capture, 1, (2, 3), 2)
+    for row, number in zip(view.rows, view.steps, strict=True):
+        place = made.position(int(number))
+        mean = (made.row(1, 2, place) + made.row(1, 3, place)) / 2
+        np.testing.assert_allclose(row, mean, atol=HALF)
+    assert "layer 1, mean over heads 2, 3" in view.caption
+    with pytest.raises(AnalysisError, match="no query head 99"):
+        text_view(capture, 1, (2, 99), 2)
+
+
 def test_text_view_pages_around_the_step_and_moves_its_window_in_blocks(
     open_capture: Opener,
 ) -> None:
