@@ -205,17 +205,19 @@ class CaptureWriter(Closing):
         held, self._attention, self._attention_bytes = self._attention, [], 0
         if not held:
             return
-        grids = [np.broadcast_arrays(np.arange(len(o.rows))[:, None], o.steps) for o in held]
+        each = [own.rows.shape[0] * own.rows.shape[1] for own in held]  # heads x steps
         columns = {
-            "layer": np.repeat([o.layer for o in held], [grid[0].size for grid in grids]),
-            "head": np.concatenate([head.ravel() for head, _ in grids]),
-            "step": np.concatenate([step.ravel() for _, step in grids]),
-            "position": np.concatenate([np.tile(o.positions, len(o.rows)) for o in held]),
+            "layer": np.repeat([own.layer for own in held], each),
+            "head": np.concatenate(
+                [np.arange(len(own.rows)).repeat(len(own.steps)) for own in held]
+            ),
+            "step": np.concatenate([np.tile(own.steps, len(own.rows)) for own in held]),
+            "position": np.concatenate([np.tile(own.positions, len(own.rows)) for own in held]),
         }
         sorting = np.lexsort((columns["step"], columns["head"], columns["layer"]))
         batch = {name: values[sorting].astype(np.int32) for name, values in columns.items()}
-        lengths = [o.positions + 1 for o in held]
-        rows = view_array([o.rows for o in held], lengths, sorting)
+        lengths = [own.positions + 1 for own in held]
+        rows = view_array([own.rows for own in held], lengths, sorting)
         self._file.insert("attention", self._file.batch("attention", batch | {"row": rows}))
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -126,9 +125,9 @@ def test_a_file_that_cannot_be_opened_is_told_before_anything_is_written(
         pytest.raises(StoreError, match="The disk is full"),
         CaptureWriter(tmp_path / run_id, run_id) as writer,
     ):
-        for _ in range(1000):  # it is opened beside whatever else is prepared
-            writer.check()
-            time.sleep(0.01)
+        for opening in [thread for thread in threading.enumerate() if thread.name == "open"]:
+            opening.join()
+        writer.check()
     assert files(tmp_path / run_id) == []
 
 
