@@ -29,6 +29,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         why = [line for line in report.longreprtext.splitlines() if line.startswith(("E ", ">"))]
         terminalreporter.write_line(f"{report.nodeid} ({report.when}) was run again:")
         terminalreporter.write_line("\n".join(why or report.longreprtext.splitlines()[-5:]))
+        for title, text in report.sections:
+            terminalreporter.write_line(f"{title}:\n{text}")
 
 
 @pytest.fixture(scope="module")  # while one is open, no other event loop can run in this thread

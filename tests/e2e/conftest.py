@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +87,15 @@ class Reader:
         self.press("Start")
         return page
 
+    def tick_first_row(self) -> None:
+        """Tick the first row of the page's first table."""
+        table = self.page.get_by_test_id("stDataFrame").locator("canvas").first
+        table.wait_for()
+        self.settle()
+        box = table.bounding_box()
+        assert box is not None
+        self.page.mouse.click(box["x"] + 16, box["y"] + 36 + 18)  # below a row of names
+
     def wait_for_address(self, part: str) -> None:
         self.page.wait_for_url(lambda address: part in address)
 
@@ -92,19 +103,53 @@ class Reader:
         self.context.close()
 
 
+_WINDOW = pytest.StashKey[Reader]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A story that fails tells what its reader saw last."""
+    report = yield
+    if report.when == "call" and report.failed and _WINDOW in item.stash:
+        with contextlib.suppress(Exception):  # the window may be what failed
+            page = item.stash[_WINDOW].page
+            report.sections.append(
+                ("what the window showed", f"{page.url}\n{page.locator('body').inner_text()}")
+            )
+    return report
+
+
 @pytest.fixture
-def reader(browser: Any, app: AppServer) -> Iterator[Reader]:
+def reader(request: pytest.FixtureRequest, browser: Any, app: AppServer) -> Iterator[Reader]:
     """A fresh window; the test fails when the browser's console showed an error."""
     window = Reader(browser, app.url)
+    request.node.stash[_WINDOW] = window
     yield window
     window.close()
     assert not window.problems, "\n".join(window.problems)
 
 
-@pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
-    """An app whose library is empty, so that its first start captures the samples."""
-    server = AppServer(tmp_path_factory.mktemp("e2e") / "home")
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run that the app's library begins with: the first of the samples."""
+    from backend.capture import capture
+    from backend.first_start import samples
+
+    home = tmp_path_factory.mktemp("e2e") / "home"
+    return home / capture(samples()[0].spec(), home)
+
+
+@pytest.fixture(scope="session")
+def app(sample: Path) -> Iterator[AppServer]:
+    """An app whose library began with one run; the stories of several files share it."""
+    yield from served(sample.parent)
+
+
+def served(home: Path) -> Iterator[AppServer]:
+    """An app on this home until the tests are done with it."""
+    server = AppServer(home)
     server.start()
     yield server
     server.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,9 @@ from tests.e2e.conftest import Reader
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(scope="module")
-def run_id(app: AppServer, browser: Any) -> str:
-    """The first sample that the app captured."""
-    first = Reader(browser, app.url)
-    page = first.open("/eviction")
-    expect(page.get_by_role("combobox", name="Layer")).to_be_visible(timeout=120_000)
-    first.settle()
-    found = re.search(r"run=([\w-]+)", first.page.url)
-    first.close()
-    assert found is not None
-    return found[1]
+@pytest.fixture
+def run_id(sample: Path) -> str:
+    return sample.name
 
 
 def opened(reader: Reader, run_id: str, **more: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +23,9 @@ def proposed(page: Any) -> str:
 
 
 def test_alpha_moves_the_window_and_the_link_keeps_it(
-    app: AppServer, browser: Any, reader: Reader
+    app: AppServer, browser: Any, reader: Reader, sample: Path
 ) -> None:
-    page = reader.open("/recurrence")
+    page = reader.open(f"/recurrence?run={sample.name}")
     expect(page.get_by_role("combobox", name="Layer")).to_be_visible(timeout=120_000)
     reader.settle()
     page.locator(".st-key-mri-cdf .plot-container").wait_for()
@@ -63,8 +64,10 @@ def dashed_lines(page: Any, card: str) -> int:
     )
 
 
-def test_a_missing_lookahead_is_recorded_and_its_dashed_curve_appears(reader: Reader) -> None:
-    page = reader.open("/recall")
+def test_a_missing_lookahead_is_recorded_and_its_dashed_curve_appears(
+    reader: Reader, sample: Path
+) -> None:
+    page = reader.open(f"/recall?run={sample.name}")
     page.locator(".st-key-recall .plot-container").wait_for(timeout=120_000)
     reader.settle()
     drafts = page.locator(".st-key-card-drafts")
@@ -80,8 +83,8 @@ def test_a_missing_lookahead_is_recorded_and_its_dashed_curve_appears(reader: Re
     expect(drafts.get_by_text("This draft is not recorded yet")).to_have_count(0)
 
 
-def test_a_cell_of_the_composite_tokens_leads_to_its_text(reader: Reader) -> None:
-    page = reader.open("/budgets")
+def test_a_cell_of_the_composite_tokens_leads_to_its_text(reader: Reader, sample: Path) -> None:
+    page = reader.open(f"/budgets?run={sample.name}")
     page.locator(".st-key-composite .plot-container").wait_for(timeout=120_000)
     reader.settle()
     plot = page.locator(".st-key-composite .nsewdrag").first
@@ -105,8 +108,8 @@ def test_a_cell_of_the_composite_tokens_leads_to_its_text(reader: Reader) -> Non
     expect(card.locator(".stMarkdownColoredBackground")).to_be_visible()
 
 
-def test_a_token_that_is_pointed_at_rings_its_point(reader: Reader) -> None:
-    page = reader.open("/queries")
+def test_a_token_that_is_pointed_at_rings_its_point(reader: Reader, sample: Path) -> None:
+    page = reader.open(f"/queries?run={sample.name}")
     page.locator(".st-key-map-figure .scatterlayer path.point").first.wait_for(timeout=120_000)
     reader.settle()
     tokens = page.locator(".st-key-said .token")

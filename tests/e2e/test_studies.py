@@ -68,12 +68,7 @@ def test_a_study_is_built_run_and_watched(reader: Reader) -> None:
     reader.press("Prompts")
     reader.wait_for_address("study_show=Prompts")
     reader.choose("Policy", "SnapKV")
-    table = page.get_by_test_id("stDataFrame").locator("canvas").first
-    table.wait_for()
-    reader.settle()
-    box = table.bounding_box()
-    assert box is not None
-    page.mouse.click(box["x"] + 16, box["y"] + 36 + 18)  # the tick of the first row
+    reader.tick_first_row()
     reader.wait_for_address("example=")
     card = page.locator(".st-key-card-study-prompt")
     expect(card).to_contain_text("Full cache, score")
