@@ -131,7 +131,7 @@ def reader(request: pytest.FixtureRequest, browser: Any, app: AppServer) -> Iter
     assert not window.problems, "\n".join(window.problems)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run that the app's library begins with: the first of the samples."""
     from backend.capture import capture
@@ -141,7 +141,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / capture(samples()[0].spec(), home)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def app(sample: Path) -> Iterator[AppServer]:
     """An app whose library began with one run; the stories of several files share it."""
     yield from served(sample.parent)
