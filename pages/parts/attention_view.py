@@ -218,6 +218,7 @@ def top_tokens(look: Look) -> None:
         st.dataframe(
             table,
             hide_index=True,
+            placeholder="",
             height=_HEIGHT - 60,
             alt=f"The {len(table)} most attended tokens of step {look.step} with their weights",
             column_config={

@@ -86,6 +86,7 @@ def _slot(look: Look, slot: int) -> None:
         st.dataframe(
             table,
             hide_index=True,
+            placeholder="",
             alt=f"The original tokens of composite token {slot} in {len(table)} heads",
             column_config={
                 "kv_head": column.NumberColumn("KV head", width=70),

@@ -29,7 +29,13 @@ def show(run_ids: list[str]) -> None:
         {name: _facts(info, count) for name, info, count in zip(names, infos, sizes, strict=True)}
     )
     facts.index.name = "Fact"
-    st.dataframe(facts.reset_index(), hide_index=True, height="content", alt="Facts of both runs")
+    st.dataframe(
+        facts.reset_index(),
+        hide_index=True,
+        placeholder="",
+        height="content",
+        alt="Facts of both runs",
+    )
     link = {"run": st.session_state.get("run"), run_table.PICK: run_ids}
     card.actions(facts.reset_index, key="facts", name="comparison", link_values=link)
     label = selection.choice(

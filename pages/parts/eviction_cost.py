@@ -126,6 +126,7 @@ def _summary(look: Look, policies: list[Replayed]) -> None:
         st.dataframe(
             table,
             hide_index=True,
+            placeholder="",
             alt=f"What {len(table)} policies cost: budget, bytes, mass kept, recall and regret",
             column_config={
                 key: eviction_tables.column(column.label, column.unit, table[key], column.help)
@@ -160,6 +161,7 @@ def _regretted(look: Look, focus: Replayed, layer: Selection, head: Selection) -
                 ["position", "text", "regret", "missed", "heads", "evicted_at", "reason"]
             ],
             hide_index=True,
+            placeholder="",
             height=HEIGHT - 40,
             alt=f"The {len(table)} evicted positions with the largest regret, with their text",
             column_config={

@@ -105,6 +105,7 @@ def _summary(look: Look, names: tuple[str, ...]) -> None:
         st.dataframe(
             table,
             hide_index=True,
+            placeholder="",
             alt=f"Agreement, KL, bytes and latency of {len(table)} live runs",
             column_config={
                 key: eviction_tables.column(label, unit, table[key])

@@ -98,6 +98,7 @@ def _figures(
                 }
             ),
             hide_index=True,
+            placeholder="",
             alt="The smallest budget that keeps the evidence, one row per policy",
             column_config={
                 "policy": st.column_config.TextColumn(pinned=True),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
 from analysis.figure import Note
-from pages.parts import eviction_evidence, eviction_looks, policy_replays, selection
+from pages.parts import eviction_evidence, eviction_looks, places, policy_replays, selection
 from pages.parts import eviction_view as view
-from pages.parts.attention_view import PAGE_TOKENS
 from pages.parts.eviction_view import Look
 from pages.parts.text_card import text_card
 
@@ -30,7 +28,7 @@ def show(look: Look) -> dict[str, str | Note]:
         shown = look.ready
         if mode == MODES[0]:
             shown = [view.focus(look, "Policy")]
-        page = _page(look)
+        page = places.text_page(look.run_id, look.info, look.step)
     notes: dict[str, str | Note] = {}
     with st.grid(1 if len(shown) == 1 else 2, min_column_width=440):
         for index, replayed in enumerate(shown):
@@ -56,20 +54,3 @@ def one(look: Look, replayed: Replayed, page: int | None, *, key: str) -> Note:
         on_span=eviction_evidence.take,
     )
     return shown.note
-
-
-def _page(look: Look) -> int | None:
-    """Which page of a long text: the reader's, until another step or run asks for its own."""
-    pages = math.ceil(look.info.length / PAGE_TOKENS)
-    if pages < 2:
-        return None
-    selection.settle_page(pages)
-    around = min(pages - 1, max(0, look.info.prompt_length + look.step - 1) // PAGE_TOKENS)
-    seen, now = st.session_state.get("page_of"), (look.run_id, look.step)
-    st.session_state["page_of"] = now
-    asked = st.session_state.get("page", st.query_params.get("page"))
-    if seen not in (None, now) or not selection.is_step(asked, 1, pages):
-        asked = around + 1
-    st.session_state["page"] = int(asked)
-    st.pagination(pages, key="page", bind="query-params")
-    return int(asked) - 1

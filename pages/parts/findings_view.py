@@ -95,7 +95,7 @@ def _table(every: list[tuple[Claim, list[Measured]]], verdicts: list[str]) -> No
     ]
     table = pd.DataFrame(rows)
     with st.container(border=True, gap="xsmall", key="card-findings"):
-        st.dataframe(table, hide_index=True, alt="Every claim with its verdict")
+        st.dataframe(table, hide_index=True, placeholder="", alt="Every claim with its verdict")
         card.actions(lambda: table, key="findings", name="findings", link_values=link_values())
 
 
@@ -137,6 +137,7 @@ def _numbers(found: Findings, claim: Claim, measured: list[Measured]) -> None:
         st.dataframe(
             table,
             hide_index=True,
+            placeholder="",
             column_config={
                 name: st.column_config.NumberColumn(name, format="%.3f") for name in floats
             },

@@ -60,14 +60,19 @@ def listed_runs() -> pd.DataFrame:
 
 
 def heading(question: str, link_values: dict[str, Any] | None = None) -> None:
-    """The page's question, and the link that reopens this view."""
+    """The page's question, the link that reopens this view, and what the URL could not get."""
+    title(question, link_values)
+    selection.show_notices()
+
+
+def title(question: str, link_values: dict[str, Any] | None = None) -> None:
+    """The page's question and the link that reopens this view."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.title(question, anchor=False, width="stretch")
         if link_values is not None:
             with st.popover("Link", icon=":material/link:", type="tertiary", help="Copy the link"):
                 st.caption("This address opens exactly this view.")
                 st.code(selection.link(link_values), language=None, wrap_lines=True)
-    selection.show_notices()
 
 
 def _pick_run() -> None:

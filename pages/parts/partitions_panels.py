@@ -136,6 +136,7 @@ def variants(look: Look) -> Notes:
             st.dataframe(
                 shown,
                 hide_index=True,
+                placeholder="",
                 alt="Jaccard overlap of what the variants keep",
                 column_config=dict.fromkeys(named.values(), numbers),
             )
@@ -175,6 +176,7 @@ def _kinds(table: Any) -> None:
     st.dataframe(
         table,
         hide_index=True,
+        placeholder="",
         alt="Share of each kind of token that is kept",
         column_config={
             "kind": st.column_config.TextColumn("Kind"),

@@ -132,6 +132,7 @@ def _table(look: Look) -> None:
         st.dataframe(
             table,
             hide_index=True,
+            placeholder="",
             height=_HEIGHT - 80,
             alt=f"The {len(table)} entries that a query head of layer {look.layer} picks",
             column_config={

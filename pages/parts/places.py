@@ -107,9 +107,9 @@ def _number(text: str | None, whole: bool) -> float | None:
 def text_page(run_id: str, info: CaptureInfo, step: int) -> int | None:
     """Which page of a long text: the reader's, until another step or run asks for its own."""
     pages = math.ceil(info.length / PAGE_TOKENS)
+    selection.settle_page(pages)
     if pages < 2:
         return None
-    selection.settle_page(pages)
     around = min(pages - 1, max(0, info.prompt_length + step - 1) // PAGE_TOKENS)
     seen, now = st.session_state.get("page_of"), (run_id, step)
     st.session_state["page_of"] = now

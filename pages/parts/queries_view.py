@@ -250,6 +250,7 @@ def _distances(look: Look) -> None:
         st.dataframe(
             table,
             hide_index=True,
+            placeholder="",
             alt="Distances between the centroids of the groups",
             column_config={
                 "first": st.column_config.TextColumn("Group"),

@@ -170,6 +170,7 @@ def _summary(look: Look, budget: int, window: int) -> None:
         st.dataframe(
             summary,
             hide_index=True,
+            placeholder="",
             alt="Evictions of both forms and how many of them return",
             column_config={
                 "form": column.TextColumn("Form"),
@@ -195,6 +196,7 @@ def _decision(look: Look, budget: int, window: int) -> None:
         st.dataframe(
             rows.assign(recurs_at=rows["recurs_at"].where(rows["recurs_at"] > 0)),
             hide_index=True,
+            placeholder="",
             height=250,
             alt=f"The {len(rows)} entries that are evicted at step {at}",
             column_config={

@@ -104,6 +104,7 @@ def _table(look: Look) -> None:
         st.dataframe(
             table,
             hide_index=True,
+            placeholder="",
             alt=f"The {len(table)} tokens whose return drew most attention",
             column_config={
                 "number": column.TextColumn("No.", width=45),

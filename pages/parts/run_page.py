@@ -11,7 +11,7 @@ from analysis.figure import Note
 from cache_store.errors import KVScopeError
 from cache_store.reader import CaptureInfo
 from kvpolicies import PolicyError
-from pages.parts import backstage, card, frame, waiting
+from pages.parts import backstage, card, frame, selection, waiting
 from pages.parts.text import plain
 
 Notes = Mapping[str, str | Note]
@@ -35,13 +35,16 @@ def show(
         frame.heading(question)
         waiting.empty_library()
         return
-    head = st.container()
+    head, told = st.container(), st.container()
     try:
         look = controls(run_id, backstage.capture(run_id).info)
         with head:
-            frame.heading(question, look.link())
+            frame.title(question, look.link())
         notes = figures(look)
         if notes:
             card.how_to_read(notes)
     except (KVScopeError, PolicyError) as error:
         st.error(plain(error))
+    finally:
+        with told:  # a figure may be the first to find that a value of the URL does not exist
+            selection.show_notices()

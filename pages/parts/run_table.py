@@ -103,6 +103,7 @@ def table(runs: pd.DataFrame, search: str) -> pd.DataFrame:
     event = st.dataframe(
         shown,
         hide_index=True,
+        placeholder="",
         column_order=columns,
         key=key,
         on_select=functools.partial(_ticked, key, ids),

@@ -114,7 +114,13 @@ def _ask(paths: dict[str, Path], sql: str) -> QueryResult | str:
 def _result(answer: QueryResult) -> None:
     cut = f"; cut after {len(answer.frame):,}, add a LIMIT or a WHERE" if answer.truncated else ""
     st.caption(f"{some(len(answer.frame), 'row')}{cut} · {duration(answer.seconds)}")
-    st.dataframe(_showable(answer.frame), hide_index=True, height=320, alt="Result of the query")
+    st.dataframe(
+        _showable(answer.frame),
+        hide_index=True,
+        placeholder="NULL",
+        height=320,
+        alt="Result of the query",
+    )
     card.downloads(lambda: answer.frame, key="sql", name="query")
 
 
@@ -164,6 +170,7 @@ def _tables(titles: dict[str, str]) -> None:
                     columns=["Column", "Type", "Meaning"],
                 ),
                 hide_index=True,
+                placeholder="",
                 alt=f"Columns of the table {table.name}",
             )
 

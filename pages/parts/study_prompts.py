@@ -71,6 +71,7 @@ def _table(rows: pd.DataFrame, key: str) -> str | None:
     event: Any = st.dataframe(
         rows[told],
         hide_index=True,
+        placeholder="",
         height=min(320, 36 * (len(rows) + 1) + 4),
         on_select="rerun",
         selection_mode="single-row",

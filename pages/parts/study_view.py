@@ -63,6 +63,7 @@ def _summary_table(table: Any, look: Look) -> None:
         st.dataframe(
             shown,
             hide_index=True,
+            placeholder="",
             column_config={
                 name: st.column_config.NumberColumn(name, format="%.3f")
                 for name in shown.columns
@@ -175,6 +176,7 @@ def _differences(look: Look, study: Study) -> Notes:
         st.dataframe(
             table,
             hide_index=True,
+            placeholder="",
             column_config={
                 name: st.column_config.NumberColumn(name, format="%.3f")
                 for name in ("difference", "p")

@@ -138,6 +138,7 @@ def _cells(study: StudyReader) -> None:
     st.dataframe(
         table.head(_SHOWN_CELLS),
         hide_index=True,
+        placeholder="",
         column_config={
             "prompts": st.column_config.ProgressColumn(
                 "prompts", min_value=0, max_value=max(1, whole), format="%d"
@@ -148,7 +149,7 @@ def _cells(study: StudyReader) -> None:
     reasons = rows.loc[rows["failed"], ["policy", "error"]]
     if not reasons.empty:
         st.markdown("**Rows without a number**")
-        st.dataframe(_reasons(reasons), hide_index=True)
+        st.dataframe(_reasons(reasons), hide_index=True, placeholder="")
 
 
 def _reasons(rows: pd.DataFrame) -> pd.DataFrame:

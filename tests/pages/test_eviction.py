@@ -155,6 +155,14 @@ def test_an_address_that_names_nothing_falls_back_with_a_sentence(
     assert policies(app) == DEFAULT
 
 
+def test_what_only_a_panel_finds_missing_is_said_above_it(two_runs: Path, open_page: Open) -> None:
+    choice = {"key": "snapkv", "options": {"budget": 10}}
+    derive(two_runs, RUN, "replay", {"policy": canonical(choice)})
+    app = open_page(run=RUN, p1="snapkv()", budget="10", panel="Text", page="7")
+    assert not app.exception and not app.error
+    assert "There is no page '7' here: the text has 1 page." in warnings(app)
+
+
 def test_other_pages_means_and_prompt_tokens_lead_to_a_head(
     two_runs: Path, open_page: Open
 ) -> None:
