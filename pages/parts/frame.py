@@ -14,6 +14,7 @@ from pages.parts.text import clock, number, plain, shorten, size
 
 ICON = Path(__file__).with_name("icon.png")
 TITLES_SHOWN = 48
+LINK_GAP = 6  # pixels; with less, the chosen page covers part of the names beside it
 # While a page runs, Streamlit fades what is not yet known to be as it was: every element becomes a
 # layer of its own, which costs the browser more than the figures of most pages do.
 _STILL = "<style>.stElementContainer, [data-stale] {transition: none; opacity: 1;}</style>"
@@ -33,7 +34,7 @@ def show(sections: Mapping[str, Sequence[Any]]) -> None:
         for name, pages in sections.items():
             if name == sitemap.START:
                 continue
-            with st.container(gap=None):
+            with st.container(gap=LINK_GAP):
                 st.caption(name)
                 for page in pages:
                     st.page_link(page, icon=sitemap.ICONS[page.title], query_params=_carried())
