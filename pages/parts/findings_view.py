@@ -109,7 +109,7 @@ def _claim(found: Findings, claim: Claim, measured: list[Measured]) -> None:
         st.caption(plain(claim.note))
     figure = claim_figures.forest(claim.title, measured, claim.source)
     card.figure_card(
-        figure, key="forest", link_values=link_values(), height=120 + _ROW * len(measured)
+        figure, key="forest", link_values=link_values(), height=170 + _ROW * len(measured)
     )
     _numbers(found, claim, measured)
 
