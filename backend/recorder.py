@@ -20,6 +20,7 @@ TINY = float(torch.finfo(torch.float32).tiny)
 HALF_MAX = float(torch.finfo(torch.float16).max)
 ROWS_AT_ONCE = 16  # attention rows computed together: 16 x heads x positions float32
 FEWEST_ROWS = 2
+HELD_BYTES = 64_000_000  # rows that the model computed and that are still to be handed over
 ENDING_ROWS = 8  # as few as this, and the end is near
 STATISTIC_ROWS = 40_000  # held back: an insert costs more than ten thousand of them
 SINK = 4
@@ -33,6 +34,8 @@ class _Pending:
     queries: list[torch.Tensor] = field(default_factory=list)  # (H, 1, d) each
     keys: list[torch.Tensor] = field(default_factory=list)  # joined: the newest are the steps'
     values: list[torch.Tensor] = field(default_factory=list)
+    rows: torch.Tensor | None = None  # (H, ROWS_AT_ONCE, positions), from the model's own calls
+    filled: int = 0
 
 
 class Recorder:
@@ -42,7 +45,8 @@ class Recorder:
     statistics, the file) happens in the background thread, which alone touches the writer. States
     of every layer are stored. Attention rows of `stored_layers` come from the unrounded states:
     those of the last `window` prompt tokens with their layer, those of generated tokens for up to
-    16 steps at a time. `begin` comes before each forward, `finish` after the last.
+    16 steps at a time; where the model's own call gives the row of a generated token, it is not
+    computed again. `begin` comes before each forward, `finish` after the last.
     """
 
     def __init__(
@@ -63,6 +67,9 @@ class Recorder:
         self._length = length  # at most
         self._on_layer = on_layer
         self._pending: dict[int, _Pending] = {}
+        self._rooms: list[torch.Tensor] = []  # for rows; what is beyond a row's end is 0
+        room_bytes = 4 * facts.query_heads * ROWS_AT_ONCE * length
+        self._more_rooms = HELD_BYTES // room_bytes
         self._position = 0  # of the first token of the current forward
         self._seen = 0
         self.clamped = 0  # state values outside float16's range, stored as its largest number
@@ -97,13 +104,14 @@ class Recorder:
         scaling: float,
         softcap: float | None,
         sliding_window: int | None,
-    ) -> None:
+        plain: bool,
+    ) -> torch.Tensor | None:
         self._on_layer(layer)
         if self._position < self._prompt_length:
             self._background.submit(
                 self._prefilled, layer, self._position, query[0], key[0], value[0]
             )
-            return
+            return None
         pending = self._pending.setdefault(layer, _Pending())
         pending.queries.append(query[0])
         if sliding_window is None or not pending.keys:  # the newest keys hold all earlier ones
@@ -111,6 +119,28 @@ class Recorder:
         else:  # a sliding layer forgets: the first step's window, then each later key
             pending.keys.append(key[0, :, -1:].clone())
             pending.values.append(value[0, :, -1:].clone())
+        if not plain or query.device.type != "cpu" or layer not in self._received:
+            return None
+        return self._row(pending, key.shape[2])
+
+    def _row(self, pending: _Pending, length: int) -> torch.Tensor | None:
+        """Where the newest query's weights go, (H, length); None where there is no room for them.
+
+        A room is used again for later tokens only, whose rows are longer."""
+        if len(pending.queries) == 1:
+            pending.rows = self._room()
+        if pending.rows is None:
+            return None
+        pending.filled += 1
+        return pending.rows[:, len(pending.queries) - 1, :length]
+
+    def _room(self) -> torch.Tensor | None:
+        if self._rooms:
+            return self._rooms.pop()
+        if not self._more_rooms:
+            return None
+        self._more_rooms -= 1
+        return torch.zeros(self._facts.query_heads, ROWS_AT_ONCE, self._length)
 
     def finish(self) -> None:
         """The last forward is done: hand over what is left and the cache entries' statistics."""
@@ -151,7 +181,12 @@ class Recorder:
             values = torch.cat(pending.values, 1) if len(pending.values) > 1 else pending.values[0]
             steps = queries.shape[1]
             self._store_states(layer, first, queries, keys[:, -steps:], values[:, -steps:])
-            self._rows(layer, first, queries, keys)
+            if pending.rows is not None and pending.filled == steps:
+                self._hand_over(layer, first, pending.rows[:, :steps, : first + steps])
+            else:
+                self._rows(layer, first, queries, keys)
+            if pending.rows is not None:
+                self._rooms.append(pending.rows)
         if self._noted >= STATISTIC_ROWS:
             self._write_statistics()
 

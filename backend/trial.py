@@ -71,7 +71,9 @@ def _observe(
     """Attention calls of one whole forward, and of the last token fed after the others."""
     calls: list[tuple[int, _Call]] = []
 
-    def observer(layer: int, module: Any, query: Any, key: Any, value: Any, **terms: Any) -> None:
+    def observer(
+        layer: int, module: Any, query: Any, key: Any, value: Any, *, plain: bool, **terms: Any
+    ) -> None:
         calls.append((layer, _Call(query, key, value, **terms)))
 
     def forward(tokens: torch.Tensor, cache: DynamicCache) -> list[_Call]:

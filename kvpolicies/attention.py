@@ -4,7 +4,8 @@ an attention row.
 transformers hands every registered attention function the queries, keys and values after rotary
 embedding, for each architecture that uses its attention interface. Ours computes the output with
 transformers' own SDPA path and lets an observer look at the states, so nothing is slowed down and
-no N x N matrix is ever held.
+no N x N matrix is ever held. Only a single query whose weights the observer asks for is computed
+explicitly, and once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ BLOCK_CELLS = 1 << 20  # attention weights computed at once: 4 MB of float32 sta
 
 
 class Observer(Protocol):
-    """Sees one layer's attention call: states are (1, heads, tokens, head_dim), after rotary."""
+    """Sees one layer's attention call: states are (1, heads, tokens, head_dim), after rotary.
+
+    `plain` says that the call is one float32 query over all its keys and nothing else. Its weights
+    need not be computed twice: what the observer then returns, float32 (query heads, keys), is
+    filled with them.
+    """
 
     def __call__(
         self,
@@ -39,7 +45,8 @@ class Observer(Protocol):
         scaling: float,
         softcap: float | None,
         sliding_window: int | None,
-    ) -> None: ...
+        plain: bool,
+    ) -> torch.Tensor | None: ...
 
 
 class UnsupportedAttention(ValueError):
@@ -126,9 +133,13 @@ def _attention(
             )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     softcap = kwargs.pop("softcap", None)
-    observer = _observer.get()
+    sliding_window = kwargs.get("sliding_window")
+    observer, steering = _observer.get(), _steering.get()
     if observer is not None:
-        observer(
+        more = (attention_mask, softcap, sliding_window, steering)
+        plain = query.shape[0] == query.shape[2] == 1 and all(term is None for term in more)
+        plain = plain and query.dtype == torch.float32 and not dropout
+        weights = observer(
             _layer_index(module),
             module,
             query,
@@ -136,8 +147,11 @@ def _attention(
             value,
             scaling=scaling,
             softcap=softcap,
-            sliding_window=kwargs.get("sliding_window"),
+            sliding_window=sliding_window,
+            plain=plain,
         )
+        if plain and weights is not None:
+            return _one_query(query, key, value, scaling, weights), None
 
     def compute(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
@@ -160,7 +174,6 @@ def _attention(
         )
         return output
 
-    steering = _steering.get()
     if steering is not None:
         _steering.set(None)
         if steering[0] == _layer_index(module):
@@ -188,6 +201,22 @@ def _layer_index(module: torch.nn.Module) -> int:
             f"{type(module).__name__} does not say which layer it belongs to (no layer_idx)"
         )
     return layer
+
+
+def _one_query(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """Explicit attention of one query, (1, H, 1, d) -> (1, 1, H, d); its weights go into
+    `weights` (H, n)."""
+    rows = scaled_logits(query[0], key[0], scaling)  # (H, 1, n)
+    torch.softmax(rows, -1, out=rows)
+    weights.copy_(rows[:, 0])
+    output = rows.view(key.shape[1], -1, key.shape[2]) @ value[0]
+    return output.view(1, 1, query.shape[1], value.shape[-1])
 
 
 def _softcapped(

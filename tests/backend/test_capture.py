@@ -46,7 +46,11 @@ def run(loaded: LoadedModel, tmp_path: Path) -> Iterator[Open]:
         each.close()
 
 
-def test_statistics_equal_naive_loops_over_the_stored_rows(run: Open) -> None:
+@pytest.mark.parametrize("held_bytes", [64_000_000, 90_000, 0])  # all rows, a few, none
+def test_statistics_equal_naive_loops_over_the_stored_rows(
+    run: Open, monkeypatch: pytest.MonkeyPatch, held_bytes: int
+) -> None:
+    monkeypatch.setattr("backend.recorder.HELD_BYTES", held_bytes)
     it = run(window=5, top_k=3, max_new_tokens=40)
     info = it.info
     assert (info.window, info.top_k, info.response_length) == (5, 3, 40)

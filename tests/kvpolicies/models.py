@@ -102,7 +102,7 @@ def record(
     seen: list[list[tuple]] = [[] for _ in range(layers)]
     facts: dict = {}
 
-    def observer(layer, module, query, key, value, *, scaling, softcap, sliding_window):
+    def observer(layer, module, query, key, value, *, scaling, softcap, sliding_window, plain):
         count = query.shape[2]
         seen[layer].append((query[0], key[0, :, -count:], value[0, :, -count:]))
         facts.update(scaling=scaling, softcap=softcap)

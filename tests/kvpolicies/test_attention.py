@@ -159,7 +159,8 @@ def test_observed_states_give_the_models_own_attention():
     model.set_attn_implementation("sdpa")
     seen = {}
 
-    def observer(layer, module, query, key, value, *, scaling, softcap, sliding_window):
+    def observer(layer, module, query, key, value, *, scaling, softcap, sliding_window, plain):
+        assert not plain
         seen[layer] = attention_rows(query[0], key[0], torch.arange(12), scaling=scaling)
 
     with torch.no_grad(), observing(model, observer):
@@ -169,6 +170,40 @@ def test_observed_states_give_the_models_own_attention():
     for layer, rows in seen.items():
         assert torch.allclose(rows, eager.attentions[layer][0], atol=1e-5)
     assert torch.allclose(observed.logits, eager.logits, atol=1e-4)
+
+
+def test_one_query_over_all_keys_gives_its_weights_and_the_same_logits():
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=50,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            attn_implementation="eager",
+        )
+    ).eval()
+    ids = torch.arange(12)[None]
+    given = {}
+
+    def observer(layer, module, query, key, value, *, plain, **terms):
+        if not plain:
+            return None
+        given[layer] = torch.full((4, key.shape[2]), -1.0)
+        return given[layer]
+
+    with torch.no_grad():
+        cache = model(ids[:, :11]).past_key_values
+        eager = model(ids[:, 11:], past_key_values=cache, output_attentions=True)
+        cache = model(ids[:, :11]).past_key_values
+        with observing(model, observer):
+            observed = model(ids[:, 11:], past_key_values=cache)
+    assert sorted(given) == [0, 1]
+    for layer, weights in given.items():
+        assert torch.allclose(weights, eager.attentions[layer][0, :, 0], atol=1e-6)
+    assert torch.allclose(observed.logits, eager.logits, atol=1e-5)
 
 
 def test_soft_capping_takes_the_explicit_path_in_blocks(monkeypatch):
