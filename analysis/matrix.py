@@ -152,14 +152,14 @@ def _matrix(
     cells = (queries[1] - queries[0]) * visible_keys * len(layers) * len(heads)
     if cells > DIRECT_CELLS:
         raise NeedsJob("mean_matrix", spec, cells / CELLS_PER_SECOND)
-    from kvpolicies.attention import pooled_attention
+    from kvpolicies.pooling import pooled_attention
 
     states = [layer_states(capture, number, heads, *queries) for number in layers]
     return pooled_attention(states, queries[0], keys, bins=bins, pool=pool)
 
 
 def _edges(positions: tuple[int, int], bins: int) -> np.ndarray:
-    from kvpolicies.attention import bin_edges
+    from kvpolicies.pooling import bin_edges
 
     return positions[0] + bin_edges(positions[1] - positions[0], bins)
 

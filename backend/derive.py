@@ -15,7 +15,8 @@ from cache_store.errors import StoreError
 from cache_store.files import CAPTURE_FILE, check_run_id
 from cache_store.reader import Capture
 from cache_store.writer import DerivedWriter
-from kvpolicies.attention import LayerStates, pooled_attention, row_blocks
+from kvpolicies.attention import LayerStates, row_blocks
+from kvpolicies.pooling import pooled_attention
 
 MEAN_MATRIX_FIELDS = ("layers", "heads", "query_range", "key_range", "bins", "pool")
 

@@ -13,11 +13,19 @@ from kvpolicies.attention import (
     LayerStates,
     UnsupportedAttention,
     attention_rows,
-    bin_edges,
     observing,
-    pooled_attention,
     row_blocks,
 )
+from kvpolicies.pooling import bin_edges, pooled_attention
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 def naive_row(query, keys, position, scaling, softcap=None, window=None):
@@ -140,20 +148,18 @@ def test_bins_are_equally_wide_and_cover_everything():
     assert bin_edges(3, 8).tolist() == [0, 1, 2, 3]
 
 
-def test_observed_states_give_the_models_own_attention():
+def small_llama():
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=50,
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
-    ).eval()
+    config = LlamaConfig(
+        **SMALL,
+        attn_implementation="eager",
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def test_observed_states_give_the_models_own_attention():
+    model = small_llama()
     ids = torch.arange(12)[None]
-    model.set_attn_implementation("eager")
     with torch.no_grad():
         eager = model(ids, output_attentions=True)
     model.set_attn_implementation("sdpa")
@@ -173,18 +179,7 @@ def test_observed_states_give_the_models_own_attention():
 
 
 def test_one_query_over_all_keys_gives_its_weights_and_the_same_logits():
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=50,
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            attn_implementation="eager",
-        )
-    ).eval()
+    model = small_llama()
     ids = torch.arange(12)[None]
     given = {}
 
@@ -211,12 +206,7 @@ def test_soft_capping_takes_the_explicit_path_in_blocks(monkeypatch):
     torch.manual_seed(0)
     model = Gemma2ForCausalLM(
         Gemma2Config(
-            vocab_size=50,
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
+            **SMALL,
             head_dim=8,
             sliding_window=5,
             attn_logit_softcapping=1.5,
